@@ -209,7 +209,7 @@ def test_a_note_that_somebody_else_changes_meanwhile_is_not_overwritten(blobs: A
                 pool.submit(with_snapshots, blobs.connection_string, adds).result()
             return body + b", late"
 
-        with pytest.raises(AzureError, match="somebody else has just changed"):
+        with pytest.raises(AzureError, match="someone else has just changed"):
             await one.change("mutes", late)
         assert await one.read("mutes") == b"one, another"
 

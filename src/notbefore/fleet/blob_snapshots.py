@@ -32,10 +32,7 @@ NO_OFFSET: Final = "-1"
 MAX_OWNER_IDS: Final = 20  # the newest ids of clients that are kept
 HOLD_SECONDS: Final = 15.0  # without claims of partitions, after the checkpoints were deleted
 # the blob is not as we last read or wrote it
-_CHANGED: Final = (
-    ResourceModifiedError,
-    ResourceExistsError,
-)
+_CHANGED: Final = (ResourceModifiedError, ResourceExistsError)
 
 
 class OwnerIds:
@@ -113,12 +110,9 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         metadata = {
             "offset": position.offset or NO_OFFSET,
             "sequencenumber": str(position.sequence),
+            "enqueued": repr(position.enqueued),
         }
-        metadata["enqueued"] = repr(position.enqueued)
-        for etag in (
-            self._etags.get(partition),
-            None,
-        ):  # if it was deleted, the second one succeeds
+        for etag in (self._etags.get(partition), None):  # without one, if it was deleted
             with suppress(*_CHANGED):
                 self._etags[partition] = await self._upload(partition, body, etag, metadata)
                 return
@@ -142,68 +136,72 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         return claimed
 
     async def list_ownership(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:
-        """For the SDK: the owners of partitions, with times by this machine's clock, because the
-        SDK compares with it.
+        """For the SDK: the owners of partitions.
 
-        If there are none, although this instance has partitions, the checkpoints were deleted: it
-        claims nothing for a while, so that all can write theirs again. After a failure of the
-        store, all owners get ``takeover`` once more. What this instance had before it was restarted
-        has no owner.
+        The times are by this machine's clock, because the SDK compares with it. After a failure of
+        the store, all owners get ``takeover`` once more. What this instance had before it was
+        restarted has no owner. If there are no owners, although this instance has partitions, the
+        checkpoints were deleted: it claims nothing for a while, so that all can write theirs again.
         """
-        ahead = 0.0
-
-        def note(response: Any) -> None:
-            nonlocal ahead
-            ahead = (
-                time.time()
-                - parsedate_to_datetime(response.http_response.headers["Date"]).timestamp()
-            )
-
+        clock = _StoreClock()
         try:
-            found = list(await super().list_ownership(*names, raw_response_hook=note, **options))
+            options["raw_response_hook"] = clock.read
+            ownerships = list(await super().list_ownership(*names, **options))
         except Exception:
             self._failed_at = time.monotonic()
             raise
-        renewed = time.time() - (time.monotonic() - self._failed_at)
-        for one in found:
-            one["last_modified_time"] = max(one["last_modified_time"] + ahead, renewed)
-            if self.owner_ids is not None and self.owner_ids.is_former(one["owner_id"]):
-                one["owner_id"] = ""
-        if not found and self._etags and self._hold_until + HOLD_SECONDS < time.monotonic():
-            self._hold_until = time.monotonic() + HOLD_SECONDS
+
+        seconds_since_failure = time.monotonic() - self._failed_at
+        renewed = time.time() - seconds_since_failure
+        for ownership in ownerships:
+            modified = ownership["last_modified_time"] + clock.behind
+            ownership["last_modified_time"] = max(modified, renewed)
+            if self.owner_ids is not None and self.owner_ids.is_former(ownership["owner_id"]):
+                ownership["owner_id"] = ""
+
+        if not ownerships and self._etags:
+            self._hold()
         if time.monotonic() < self._hold_until:
             raise AzureError("the checkpoints were deleted: the instances write them again")
-        return found
+        return ownerships
+
+    def _hold(self) -> None:
+        """Claim no partition for ``HOLD_SECONDS``; a hold that has just ended is not repeated."""
+        now = time.monotonic()
+        if self._hold_until + HOLD_SECONDS < now:
+            self._hold_until = now + HOLD_SECONDS
 
     async def listed(self, without: Collection[str] = ()) -> dict[str, Stored]:
         """See ``Snapshots``."""
-        found, prefix = {}, f"{self._prefix}checkpoint/"
+        stored: dict[str, Stored] = {}
+        prefix = f"{self._prefix}checkpoint/"
         async with asyncio.timeout(STORE_SECONDS):
             async for blob in self._container_client.list_blobs(prefix, include=["metadata"]):
-                data, position = blob.metadata or {}, Position()
-                with suppress(ValueError, KeyError):
-                    position = Position(
-                        data["offset"], int(data["sequencenumber"]), float(data["enqueued"])
-                    )
-                found[blob.name.removeprefix(prefix)] = Stored(position, blob.etag)
-        return {name: one for name, one in found.items() if name not in without}
+                name = blob.name.removeprefix(prefix)
+                if name not in without:
+                    stored[name] = Stored(_position_in(blob.metadata or {}), blob.etag)
+        return stored
 
     async def read(self, name: str) -> bytes:
         """See ``Snapshots``."""
-        return (await self._download(name))[0]
+        body, _ = await self._download(name)
+        return body
 
     async def change(self, note: str, change: Callable[[bytes], bytes]) -> None:
         """See ``Snapshots``."""
         body, properties = await self._download(note)
+        etag = None
+        if properties is not None:
+            etag = properties.etag
         try:
-            await self._upload(note, change(body), properties and properties.etag)
+            await self._upload(note, change(body), etag)
         except _CHANGED:
-            raise AzureError(f"somebody else has just changed the {note}: try again") from None
+            raise AzureError(f"someone else has just changed the {note}: try again") from None
 
     def _blob(self, name: str) -> Any:
-        return self._get_blob_client(
-            f"{self._prefix}{'checkpoint/' if name.isdigit() else ''}{name}"
-        )
+        if name.isdigit():  # a partition; a note is next to the checkpoints
+            name = f"checkpoint/{name}"
+        return self._get_blob_client(f"{self._prefix}{name}")
 
     async def _download(self, name: str) -> tuple[bytes, Any]:
         """Return the content and the properties of a partition's or a note's blob.
@@ -212,8 +210,8 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         """
         try:
             async with asyncio.timeout(STORE_SECONDS):
-                found = await self._blob(name).download_blob()
-                return await found.readall(), found.properties
+                download = await self._blob(name).download_blob()
+                return await download.readall(), download.properties
         except ResourceNotFoundError:
             return b"", None
 
@@ -224,16 +222,42 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
 
         Return its new ETag.
         """
-        unchanged = {"if_match": etag} if etag else {"if_none_match": "*"}
+        condition = {"if_none_match": "*"}
+        if etag:
+            condition = {"if_match": etag}
         async with asyncio.timeout(STORE_SECONDS):
             written = await self._blob(name).upload_blob(
-                body, overwrite=True, metadata=metadata, **unchanged
+                body, overwrite=True, metadata=metadata, **condition
             )
         return str(written["etag"])
 
     async def close(self) -> None:
         """Close the connections."""
         await self._container_client.close()
+
+
+class _StoreClock:
+    """How far the store's clock is behind this machine's."""
+
+    def __init__(self) -> None:
+        self.behind = 0.0  # seconds
+
+    def read(self, response: Any) -> None:
+        """Compare with the time in a response."""
+        date = parsedate_to_datetime(response.http_response.headers["Date"])
+        self.behind = time.time() - date.timestamp()
+
+
+def _position_in(metadata: Mapping[str, str]) -> Position:
+    """Return the position in the metadata of a blob; of another reader's blob, that of none."""
+    try:
+        return Position(
+            offset=metadata["offset"],
+            sequence=int(metadata["sequencenumber"]),
+            enqueued=float(metadata["enqueued"]),
+        )
+    except (ValueError, KeyError):
+        return Position()
 
 
 def make_blob_snapshots(
@@ -255,17 +279,15 @@ def _make(settings: Checkpoints, credential: Any) -> BlobSnapshots:
         "retry_total": 1,
         "connection_timeout": 5,
         "read_timeout": STORE_SECONDS,
-    }
-    # seconds; by default the only retry comes after 15
-    options |= {
+        # seconds; by default the only retry comes after 15
         "initial_backoff": 1,
         "random_jitter_range": 1,
     }
     if settings.connection_string is not None:
-        made = BlobSnapshots.from_connection_string(
+        snapshots = BlobSnapshots.from_connection_string(
             settings.connection_string.reveal(), settings.container or "", **options
         )
-        assert isinstance(made, BlobSnapshots)  # noqa: S101 - `from_connection_string` makes its own class
-        return made
+        assert isinstance(snapshots, BlobSnapshots)  # noqa: S101 - it makes its own class
+        return snapshots
     account, _, container = (settings.container_url or "").rstrip("/").rpartition("/")
     return BlobSnapshots(account, container, credential=credential, **options)

@@ -1,5 +1,6 @@
-"""``Snapshots``: the store of the partitions' snapshots, with their positions in the log: files, or
-Blob Storage.
+"""``Snapshots``: the store of the partitions' snapshots and their positions in the log.
+
+It is a directory of files, or a container in Blob Storage.
 
 ``FileSnapshots`` is for a single instance; ``fleet.blob_snapshots`` is for several. ``Others``
 reads the snapshots of the other instances, so that any instance can show the whole fleet.
@@ -36,8 +37,9 @@ log = logging.getLogger("notbefore.fleet.snapshot_store")
 
 
 class LostPartitionError(Exception):
-    """The partition is not this instance's: another one has written its snapshot, or it could not
-    be taken.
+    """The partition is not this instance's.
+
+    Another one has written its snapshot, or it could not be taken.
     """
 
 
@@ -63,8 +65,9 @@ class Snapshots(CheckpointStore):
         self._prefix = f"{namespace}/{hub}/{group}/".lower()
 
     def hub_was_made(self, at: float) -> None:
-        """Note the hub's creation (Unix seconds, hub's clock): older positions are of an earlier
-        hub of this name.
+        """Note when the hub was created, in Unix seconds of its clock.
+
+        Older positions are of an earlier hub of this name.
         """
         self._created = at
 
@@ -143,8 +146,9 @@ class Snapshots(CheckpointStore):
 
     @abstractmethod
     async def change(self, note: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace a note with the result of ``change``, unless somebody else changes it
-        meanwhile.
+        """Replace a note with the result of ``change``.
+
+        It fails if someone else changes the note meanwhile.
         """
 
     async def close(self) -> None:
@@ -176,17 +180,7 @@ class FileSnapshots(Snapshots):
 
     async def listed(self, without: Collection[str] = ()) -> dict[str, Stored]:
         """See ``Snapshots``; the positions are read from the snapshots."""
-
-        def listed() -> dict[str, Stored]:
-            found = {}
-            for path in self._directory.glob("*") if self._directory.is_dir() else ():
-                if path.name.isdigit() and path.name not in without:
-                    found[path.name] = Stored(Position())
-                    with suppress(ValueError):  # ``Keeper.take`` puts it aside
-                        found[path.name] = Stored(read_snapshot(self._read(path.name)).position)
-            return found
-
-        return await asyncio.to_thread(listed)
+        return await asyncio.to_thread(self._listed, without)
 
     async def read(self, name: str) -> bytes:
         """See ``Snapshots``."""
@@ -194,39 +188,48 @@ class FileSnapshots(Snapshots):
 
     async def change(self, note: str, change: Callable[[bytes], bytes]) -> None:
         """See ``Snapshots``."""
+        await asyncio.to_thread(self._change, note, change)
 
-        def change_it() -> None:
-            # only the instance creates the directory: if a command of root did, the service could
-            # not use it
-            if not self._directory.is_dir():
-                raise FileNotFoundError(
-                    f"there is no {self._directory}: start the instance first, or name its"
-                    " --state-dir"
-                )
-            lock = OwnerLock(self._directory)
-            lock.acquire()
-            try:
-                self._replace(note, change(self._read(note)))
-            finally:
-                lock.release()
+    def _listed(self, without: Collection[str]) -> dict[str, Stored]:
+        stored: dict[str, Stored] = {}
+        if not self._directory.is_dir():
+            return stored
+        for path in self._directory.iterdir():
+            name = path.name
+            if not name.isdigit() or name in without:
+                continue
+            stored[name] = Stored(Position())
+            with suppress(ValueError):  # ``Keeper.take`` puts it aside
+                stored[name] = Stored(read_snapshot(self._read(name)).position)
+        return stored
 
-        await asyncio.to_thread(change_it)
+    def _change(self, note: str, change: Callable[[bytes], bytes]) -> None:
+        # only the instance creates the directory: if a command of root did, the service could not
+        # use it
+        if not self._directory.is_dir():
+            raise FileNotFoundError(
+                f"there is no {self._directory}: start the instance first, or name its --state-dir"
+            )
+        lock = OwnerLock(self._directory)
+        lock.acquire()
+        try:
+            self._replace(note, change(self._read(note)))
+        finally:
+            lock.release()
 
     def _read(self, name: str) -> bytes:
-        with (
-            suppress(FileNotFoundError),
-            open(self._directory / name, "rb", opener=private_opener) as file,
-        ):
-            return file.read()
-        return b""
+        try:
+            with open(self._directory / name, "rb", opener=private_opener) as file:
+                return file.read()
+        except FileNotFoundError:
+            return b""
 
     def _replace(self, name: str, body: bytes) -> None:
         self._directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         new = self._directory / f"{name}.new"
         with open(new, "wb", opener=private_opener) as file:
-            if (
-                hasattr(os, "geteuid") and os.geteuid() == 0
-            ):  # a command of root, for an instance of another user
+            # a command of root may write for an instance of another user
+            if hasattr(os, "geteuid") and os.geteuid() == 0:
                 owner = self._directory.stat()
                 os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             file.write(body)
@@ -238,25 +241,23 @@ class FileSnapshots(Snapshots):
 class Others:
     """The snapshots of other instances, read in the consumer's event loop.
 
-    ``own``: this instance's partitions.
+    ``own_partitions``: those of this instance.
     """
 
-    def __init__(self, snapshots: Snapshots, own: Collection[str]) -> None:
+    def __init__(self, snapshots: Snapshots, own_partitions: Collection[str]) -> None:
         self._snapshots = snapshots
-        self._own = own
+        self._own_partitions = own_partitions
         self._lock = asyncio.Lock()  # they are read once at a time
         self._looked = float("-inf")
-        self._found: dict[
-            str, tuple[str, Snapshot]
-        ] = {}  # with their ETags; replaced, never changed
+        self._etags: dict[str, str] = {}  # partition -> the ETag of what was read
+        self._states: dict[str, Snapshot] = {}  # never changed
 
     @property
     def found(self) -> dict[str, Snapshot]:
-        """Partition -> snapshot, without the partitions that this instance has taken since.
-
-        From any thread.
-        """
-        return {name: one for name, (_, one) in self._found.items() if name not in self._own}
+        """Partition -> snapshot, without the partitions that this instance has taken since."""
+        return {
+            name: state for name, state in self._states.items() if name not in self._own_partitions
+        }
 
     async def look(self) -> None:
         """Read the snapshots, if ``EVERY`` seconds have passed.
@@ -267,25 +268,29 @@ class Others:
             if time.monotonic() - self._looked < EVERY:
                 return
             try:
-                listed = await self._snapshots.listed(set(self._own))
-                found = {name: await self._read(name, one.etag) for name, one in listed.items()}
-                self._found = {name: one for name, one in found.items() if one is not None}
+                await self._look()
             except FAILURES as error:
                 log.warning("the snapshots of other instances cannot be read: %s", error)
             self._looked = time.monotonic()
 
-    async def _read(self, name: str, etag: str) -> tuple[str, Snapshot] | None:
-        """Return a snapshot with its ETag.
+    async def _look(self) -> None:
+        listed = await self._snapshots.listed(set(self._own_partitions))
+        for name in self._states.keys() - listed.keys():
+            del self._states[name]
+        for name, stored in listed.items():
+            is_known = name in self._states and stored.etag and stored.etag == self._etags[name]
+            if not is_known:
+                await self._read(name, stored.etag)
 
-        The known one if it has not changed, or cannot be read.
-        """
-        known = self._found.get(name)
-        if known is not None and etag and known[0] == etag:
-            return known
+    async def _read(self, name: str, etag: str) -> None:
+        """Read a snapshot; the known one stays if it cannot be read."""
         try:
-            return etag, await asyncio.to_thread(read_snapshot, await self._snapshots.read(name))
+            body = await self._snapshots.read(name)
+            state = await asyncio.to_thread(read_snapshot, body)
         except FAILURES as error:
             log.warning(
                 "another instance's snapshot of partition %s cannot be read: %s", name, error
             )
-            return known
+            return
+        self._states[name] = state
+        self._etags[name] = etag
