@@ -13,8 +13,8 @@ from pathlib import Path
 from support.agent import run
 
 TAKE_AWAY = """
-import fcntl, functools, importlib, os, pkgutil, requests, runpy
-import select, selectors, signal, socket, subprocess, sys, types
+import ctypes, fcntl, functools, importlib, os, pkgutil, requests, runpy
+import select, selectors, signal, socket, subprocess, sys, time, types
 import notbefore
 
 def import_all(names):
@@ -53,7 +53,6 @@ def share(end, _process):  # a copy, which the other process takes while it is t
     return f"{os.getpid()} {copy}".encode()
 
 def fromshare(line):
-    import ctypes
     call = ctypes.CDLL(None, use_errno=True).syscall
     process, number = map(int, line.split())
     opened = call(434, process, 0)  # pidfd_open
@@ -72,6 +71,12 @@ for module, gone in ((os, OS), (signal, SIGNALS), *POLLS, (socket, ["AF_UNIX"]))
             delattr(module, name)
 sys.platform = "win32"
 sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+
+def milliseconds_since_boot():
+    return int(time.monotonic() * 1000)
+
+kernel32 = types.SimpleNamespace(GetTickCount64=milliseconds_since_boot)
+ctypes.windll = types.SimpleNamespace(kernel32=kernel32)
 import notbefore
 """
 AS_PYTHON = """
