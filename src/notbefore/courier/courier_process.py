@@ -116,38 +116,38 @@ class CourierProcess:
         return KILLED  # one of its threads waits for a disk: the process ends when the disk answers
 
 
-def _start(
-    end: socket.socket, variables: Mapping[str, str], lock: int | None
-) -> subprocess.Popen[bytes]:
-    """Start the process, with ``end`` as its standard input."""
-    # -P: no module is imported from the working directory
-    command = [sys.executable, "-P", "-m", "notbefore.courier"]
-    if sys.platform == "win32":
-        return _start_on_windows(command, end, variables)
+# -P: no module is imported from the working directory
+_COMMAND: Final = ("-P", "-m", "notbefore.courier")
 
-    # the courier inherits the lock; the programs that it starts do not
-    inherited = [lock] if lock is not None else []
-    return subprocess.Popen(  # noqa: S603 - our own module
-        command, env=variables, stdin=end.fileno(), pass_fds=inherited
-    )
+if sys.platform == "win32":
 
+    def _start(
+        end: socket.socket, variables: Mapping[str, str], _lock: int | None
+    ) -> subprocess.Popen[bytes]:
+        """Start the process, and send it the data of ``end``.
 
-def _start_on_windows(
-    command: Sequence[str], end: socket.socket, variables: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start the process, and send it the data of ``end``: a socket cannot be its standard input.
+        A socket cannot be its standard input. The process has a console of its own, so that Ctrl-C
+        reaches only the agent, which ends the courier.
+        """
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, *_COMMAND],
+            env={**variables, "PYTHONIOENCODING": "utf-8"},  # of its log, as that of the agent
+            stdin=subprocess.PIPE,
+            creationflags=subprocess.CREATE_NO_WINDOW,
+        )
+        if process.stdin is not None:
+            with process.stdin as pipe:
+                pipe.write(end.share(process.pid))
+        return process
 
-    It has a console of its own, so that Ctrl-C reaches only the agent, which ends the courier.
-    """
-    if sys.platform != "win32":
-        raise NotImplementedError
-    process = subprocess.Popen(  # noqa: S603 - our own module
-        command,
-        env={**variables, "PYTHONIOENCODING": "utf-8"},  # of its log, as that of the agent
-        stdin=subprocess.PIPE,
-        creationflags=subprocess.CREATE_NO_WINDOW,
-    )
-    if process.stdin is not None:
-        with process.stdin as pipe:
-            pipe.write(end.share(process.pid))
-    return process
+else:
+
+    def _start(
+        end: socket.socket, variables: Mapping[str, str], lock: int | None
+    ) -> subprocess.Popen[bytes]:
+        """Start the process, with ``end`` as its standard input."""
+        # the courier inherits the lock; the programs that it starts do not
+        inherited = [lock] if lock is not None else []
+        return subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, *_COMMAND], env=variables, stdin=end.fileno(), pass_fds=inherited
+        )
