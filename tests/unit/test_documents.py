@@ -247,7 +247,10 @@ def anchors(path: Path) -> set[str]:
 @each_document
 def test_links_have_targets(path: Path) -> None:
     for target, anchor in LINK.findall(TEXTS[path]):
-        linked = (path.parent / target).resolve() if target else path
+        linked = path
+        if target:
+            linked = (path.parent / target).resolve()
+
         assert linked.exists(), target
         if anchor and linked.suffix == ".md":
             assert anchor in anchors(linked), f"{target}#{anchor}"
