@@ -17,7 +17,7 @@ from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Notification
 from support.azure import T0
-from support.fleet_log import grouped
+from support.fleet_log import grouped, written
 
 TYPES: Final = {
     "Preempt": 30.0,
@@ -35,6 +35,7 @@ DETAILS: Final = {
 DELETING: Final = ("Preempt", "Terminate")
 HIDDEN: Final = 15.0  # seconds in which a VM's IMDS does not list an event
 BEAT_EVERY: Final = 120.0  # seconds between two heartbeats of a VM
+FOLLOW_EVERY: Final = 20.0  # seconds between two looks of a partition at another one
 HORIZON: Final = 4_000.0  # seconds in which VMs send heartbeats
 GROUPINGS: Final = (("event_id",), ("scale_set", "event_type"), ("region",))
 SEEN: Final = 1.0  # seconds from what happens until a VM reports it, at most
@@ -269,6 +270,51 @@ def notified(
     for later in range(0, 20_000, 100):
         made += fold.advance(T0.timestamp() + HORIZON + later)
     return [one for one in made if one.change.event.event_type in TYPES]
+
+
+def notified_by_two_partitions(
+    plan: list[Planned], dice: random.Random, group_by: tuple[str, ...]
+) -> list[Notification]:
+    """Return the notifications if all VMs send to an added partition from some moment on."""
+    records = sorted([*_reports(plan, dice), *_heartbeats(plan)])
+    added_at = dice.uniform(100, 2_000)
+    old = Partition("0", grouped(group_by))
+    new = Partition("1", grouped(group_by))
+    old.hub_has(1)
+    notifications: list[Notification] = []
+    followed_at = 0.0
+    for number, (seen, body) in enumerate(records):
+        now = T0.timestamp() + seen
+        position = Position(str(number), number, now)
+        if seen <= added_at:
+            notifications += old.add(body, position)
+            notifications += old.advance(now)
+            continue
+        if new.state.partitions == 0:
+            old.hub_has(2, [], now)
+            new.hub_has(2, [written(old)], now)
+        notifications += new.add(body, position)
+        notifications += new.advance(now)
+        notifications += old.advance(now)
+        if now - followed_at > FOLLOW_EVERY:
+            followed_at = now
+            _follow_each_other(old, new, now)
+
+    for later in range(0, 20_000, 100):
+        now = T0.timestamp() + HORIZON + later
+        _follow_each_other(old, new, now)
+        notifications += old.advance(now)
+        notifications += new.advance(now)
+    assert not old.events.open
+    assert not new.events.open
+    return [made for made in notifications if made.change.event.event_type in TYPES]
+
+
+def _follow_each_other(old: Partition, new: Partition, now: float) -> None:
+    old_state = written(old)
+    new_state = written(new)
+    old.events.follow([new_state], now)
+    new.events.follow([old_state], now)
 
 
 def wrong(plan: list[Planned], made: list[Notification]) -> Iterator[str]:

@@ -1,10 +1,14 @@
 """Partitions are added to the hub: events that move to another one are notified and ended once."""
 
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from notbefore.core.lifecycle import OUTCOMES
 from notbefore.fleet.waves import Grouping
+from support import random_fleets
 from support.fleet_log import EACH, LIMIT, WAVES, A, B, Log, written
 
 SCALE_SET = [A.name, B.name]
@@ -216,10 +220,16 @@ def test_wave_of_which_one_event_moves_is_shared() -> None:
     new.add(B, "started", "E1")
     let_pass(60, old, new)
     old.add(A, "started", "E0")
-    follow(new, old)
+    old.add(A, "finished", "E0")
+    new.add(B, "finished", "E1")
+    let_pass(4 * LIMIT, old, new)
 
-    assert set(old.fold.events.open) == {"sub/rg/e0"}
-    assert set(new.fold.events.open) == {"sub/rg/e1"}
+    kinds = old.kinds + new.kinds
+    assert kinds.count("announced") == 1
+    assert kinds.count("started") == 1
+    assert keys(old) == keys(new)
+    assert not old.fold.events.open
+    assert not new.fold.events.open
 
 
 def test_copies_of_other_partitions_change_nothing_there() -> None:
@@ -232,3 +242,26 @@ def test_copies_of_other_partitions_change_nothing_there() -> None:
     new.add(A, "started")
 
     assert [story.standing.name for story in old.fold.events.open.values()] == ["SCHEDULED"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("group_by", random_fleets.GROUPINGS)
+def test_random_fleet_is_notified_once_when_a_partition_is_added(
+    group_by: tuple[str, ...],
+    seed: int,
+) -> None:
+    plan = random_fleets.planned(random.Random(seed))  # noqa: S311 - not for cryptography
+    dice = random.Random(seed)  # noqa: S311 - as above
+
+    notifications = random_fleets.notified_by_two_partitions(plan, dice, group_by)
+
+    # the new partition has not heard from VMs that vanished before: their events are given up
+    wrong = random_fleets.wrong(plan, notifications)
+    assert [text for text in wrong if not text.startswith("unsure")] == []
+    ends = Counter(
+        made.change.event.key
+        for made in notifications
+        if made.change.kind in OUTCOMES and made.change.reason != "corrected"
+    )
+    assert set(ends.values()) == {1}
+    assert ends.keys() == {made.change.event.key for made in notifications}

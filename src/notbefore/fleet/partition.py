@@ -24,7 +24,14 @@ from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Rep
 from notbefore.fleet.silence import FORGET_SECONDS, Silence
 from notbefore.fleet.snapshot import Closed, Position, Snapshot, Unknown
 from notbefore.fleet.story import OVER, STRENGTH, Standing, Story, from_unix
-from notbefore.fleet.waves import Grouping, Notification, Wave, Waves, copied
+from notbefore.fleet.waves import (
+    Grouping,
+    Notification,
+    Wave,
+    Waves,
+    by_progress,
+    copied,
+)
 
 CHUNK: Final = 8  # steps that ``advance_chunk`` takes: a step of a large wave needs milliseconds
 UNWATCHED: Final = 120.0  # seconds between two looks; after more, the hub was not read meanwhile
@@ -65,6 +72,7 @@ class Events:
         ] = {}  # an event of another partition -> its wave's event key
         # keys of open events that another partition has heard of later: see ``follow``
         self.continued: set[str] = set()
+        self._over_elsewhere: set[str] = set()  # those of them that are over there
         self._restore()
 
     def _restore(self) -> None:
@@ -93,7 +101,7 @@ class Events:
         Raises ``PoisonError`` if there is no room.
         """
         key = report.place.group + report.event_id.casefold()
-        story = self._known(key)
+        story = self._known(key, now)
         if story is not None and _begins_again(story, report, now):
             wave = self.waves.open[story.labels]
             self._close(story, now, wave.event_key)  # the wave of the earlier event may continue
@@ -122,16 +130,16 @@ class Events:
         """Note that a VM lists these events: they are not over."""
         for event_id in event_ids:
             key = group + event_id.casefold()
-            story = self._known(key)
+            story = self._known(key, now)
             if story is not None:
                 story.heard_at = now
             elif key not in self._state.closed:
                 self._note_unknown(key, now)
 
-    def _known(self, key: str) -> Story | None:
+    def _known(self, key: str, now: float) -> Story | None:
         """Return an open event; also one that another partition has had until now."""
         if key in self._elsewhere:
-            self._continue_wave(self._elsewhere[key])
+            self._continue_wave(self._elsewhere[key], now)
         return self.open.get(key)
 
     def _note_unknown(self, key: str, now: float) -> None:
@@ -232,14 +240,14 @@ class Events:
                 if story.key not in self.open:
                     self._elsewhere[story.key] = event_key
 
-    def _continue_wave(self, event_key: str) -> None:
+    def _continue_wave(self, event_key: str, now: float) -> None:
         """Continue a wave that another partition has had."""
         wave = self._state.elsewhere.pop(event_key)
         for story in list(wave.stories.values()):
             if story.key in self.open:
                 del wave.stories[story.event.key]  # its id is used by another event here
 
-        if self.waves.continue_wave(wave):
+        if self.waves.continue_wave(wave, now):
             for story in wave.stories.values():
                 self._keep(story)
                 self._state.unknown.pop(story.key, None)
@@ -259,31 +267,56 @@ class Events:
         event keys that no one is to be reminded of by this partition any more.
         """
         self.continued = set()
+        self._over_elsewhere = set()
         outdated: set[str] = set()
+        left_waves: dict[str, Wave] = {}  # by event key
         for other in others:
             for wave in other.waves.values():
-                for story in wave.stories.values():
-                    outdated |= self._follow_open(story, wave)
+                outdated |= self._follow_wave(wave, left_waves)
+                if wave.event_key in left_waves:  # an event that did not move may come back
+                    self._state.elsewhere[wave.event_key] = copied({wave.labels: wave})[wave.labels]
             for key, closed in other.closed.items():
-                outdated |= self._follow_closed(key, closed, now)
+                outdated |= self._follow_closed(key, closed, now, left_waves)
+
+        # the other partition also has those events of these waves that are over
+        for event_key, wave in left_waves.items():
+            for story in by_progress(wave.stories.values()).over:
+                self.waves.drop(story)
+                self.close([story], now, event_key)
+        self._find_elsewhere()
         return outdated
 
-    def _follow_open(self, other: Story, other_wave: Wave) -> set[str]:
-        """Follow an event that is open in another partition; see ``follow``."""
-        story = self.open.get(other.key)
-        if story is None or story.heard_at >= other.heard_at:
-            return set()
+    def _follow_wave(self, other_wave: Wave, left_waves: dict[str, Wave]) -> set[str]:
+        """Follow the events of a wave of another partition; see ``follow``."""
+        outdated: set[str] = set()
+        # an event of which no VM is left to report goes with its wave
+        wave = self.waves.open.get(other_wave.labels)
+        goes_along = (
+            wave is not None
+            and wave.event_key == other_wave.event_key
+            and wave.heard_at < other_wave.heard_at
+        )
+        for other in other_wave.stories.values():
+            story = self.open.get(other.key)
+            if story is None or story.heard_at > other.heard_at:
+                continue
+            if story.heard_at == other.heard_at and not goes_along:
+                continue
 
-        self.continued.add(story.key)
-        wave = self.waves.open[story.labels]
-        if other_wave.notified is Standing.NEW or other_wave.notified_at <= wave.notified_at:
-            return set()  # until then, people are reminded of what this partition has announced
+            self.continued.add(story.key)
+            if other.standing in OVER:
+                self._over_elsewhere.add(story.key)
+            wave = self.waves.open[story.labels]
+            if other_wave.notified is Standing.NEW or other_wave.notified_at <= wave.notified_at:
+                continue  # until then, people are reminded of what this partition has announced
+            outdated.add(wave.event_key)
+            if other_wave.event_key == wave.event_key:
+                self._leave(story, left_waves)
+        return outdated
 
-        if other_wave.event_key == wave.event_key:
-            self._leave(story)
-        return {wave.event_key}
-
-    def _follow_closed(self, key: str, closed: Closed, now: float) -> set[str]:
+    def _follow_closed(
+        self, key: str, closed: Closed, now: float, left_waves: dict[str, Wave]
+    ) -> set[str]:
         """Follow an event that is over in another partition; see ``follow``."""
         story = self.open.get(key)
         if story is None or story.heard_at >= closed.at or story.standing in OVER:
@@ -291,19 +324,20 @@ class Events:
 
         wave = self.waves.open[story.labels]
         if closed.wave_key == wave.event_key:
-            self._leave(story)
+            self._leave(story, left_waves)
         else:
             story.claim = max(story.claim, closed.standing)
             story.give_up()
             self._note(story, now, Standing.NEW)
         return {wave.event_key}
 
-    def _leave(self, story: Story) -> None:
-        """Forget an event that another partition has now."""
+    def _leave(self, story: Story, left_waves: dict[str, Wave]) -> None:
+        """Forget an event that another partition has now; note its wave."""
         del self.open[story.key]
         self.continued.discard(story.key)
         self._count(story, -_weight(story.event.resources))
-        self.waves.drop(story)
+        wave = self.waves.drop(story)
+        left_waves[wave.event_key] = wave
 
     # ---- the bounds
 
@@ -356,7 +390,11 @@ class Events:
             self._note(story, now, Standing.NEW)
 
     def _is_overdue(self, story: Story, now: float) -> bool:
-        if story.standing in OVER or story.key in self.continued:
+        if story.standing in OVER:
+            return False
+        if story.key in self._over_elsewhere:  # the other partition ends it first
+            return now > story.deadline(2 * self._limit)
+        if story.key in self.continued:
             return False
         return now > story.deadline(self._limit)
 

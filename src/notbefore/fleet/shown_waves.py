@@ -210,13 +210,9 @@ def _newest(waves: Iterable[Wave]) -> list[Wave]:
             continue
         key = (wave.event_key, *wave.labels)
         other = newest.get(key)
-        if other is None or _heard_at(wave) > _heard_at(other):
+        if other is None or wave.heard_at > other.heard_at:
             newest[key] = wave
     return list(newest.values())
-
-
-def _heard_at(wave: Wave) -> float:
-    return max(story.heard_at for story in wave.stories.values())
 
 
 def _order(wave: ShownWave) -> tuple[bool, datetime, str]:

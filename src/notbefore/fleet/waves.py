@@ -104,6 +104,11 @@ class Wave(Struct, array_like=True):
         return story.labels
 
     @property
+    def heard_at(self) -> float:
+        """When the last record about it came, in Unix seconds; it must have stories."""
+        return max(story.heard_at for story in self.stories.values())
+
+    @property
     def standing(self) -> Standing:
         """Its state, by those of its stories."""
         standings: set[Standing] = set()
@@ -216,11 +221,13 @@ class Waves:
         if len(wave.routed) < MAX_ROUTED:
             wave.routed = (*wave.routed, vm)
 
-    def continue_wave(self, wave: Wave) -> bool:
+    def continue_wave(self, wave: Wave, now: float) -> bool:
         """Add a wave that another partition has had, unless these labels have one here."""
         labels = wave.labels
         if labels in self.open:
             return False
+        if wave.due is not None:
+            wave.due = max(wave.due, now)
         self.open[labels] = wave
         self._schedule.put(labels, wave.due)
         return True
