@@ -60,7 +60,7 @@ def test_an_event_is_reported_from_its_announcement_to_its_end(
 
 @pytest.mark.alone
 @pytest.mark.parametrize("hanging", [False, True])
-def test_sigterm_stops_it_within_two_seconds(
+def test_sigterm_stops_agent_within_two_seconds(
     imds: Simulator, tmp_path: Path, *, hanging: bool
 ) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
@@ -108,7 +108,7 @@ def test_the_interruption_of_a_freeze_is_measured(imds: Simulator, tmp_path: Pat
     assert 2.5 < last["azure.scheduled_event.interruption_seconds"] < 15
 
 
-def test_idle_it_writes_nothing_to_the_disk(imds: Simulator, tmp_path: Path) -> None:
+def test_idle_agent_writes_nothing_to_the_disk(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         agent.metric("up")  # a scrape: all that is opened is open now
         # the main thread wakes each 10 s, and reads the outbox once more after the last commit:
@@ -127,7 +127,7 @@ def written(pid: int) -> str:
     return found[1]
 
 
-def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(
+def test_sighup_applies_a_good_configuration_and_refuses_a_bad_one(
     imds: Simulator, hook: HttpPeer, tmp_path: Path
 ) -> None:
     config = tmp_path / "notbefore.yml"
@@ -176,7 +176,7 @@ def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(
     assert len(read_records(tmp_path / "state")) == 1
 
 
-def test_a_second_agent_does_not_share_the_state_of_the_first(
+def test_second_agent_does_not_share_the_state_of_the_first(
     imds: Simulator, tmp_path: Path
 ) -> None:
     with RunningAgent(imds.endpoint, tmp_path / "state") as first:

@@ -63,7 +63,7 @@ def typed(capsys: pytest.CaptureFixture[str], log_as_before: None) -> Typed:  # 
     return run_it
 
 
-def test_without_a_command_it_says_what_there_is_with_the_exit_codes(typed: Typed) -> None:
+def test_notbefore_lists_commands_and_exit_codes_when_run_without_a_command(typed: Typed) -> None:
     code, out, _ = typed()
     assert (code, "simulate" in out, "Exit codes" in out) == (2, True, True)
 
@@ -87,7 +87,7 @@ def test_events_shows_what_is_listed_as_a_table_and_as_json(
     assert (event["event_id"], event["scope"]) == (ID, "self")
 
 
-def test_health_asks_the_address_that_is_configured(
+def test_health_asks_the_configured_address(
     agent: RunningAgent, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTBEFORE_SERVER__LISTEN", f"0.0.0.0:{agent.port}")

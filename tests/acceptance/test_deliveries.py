@@ -60,7 +60,7 @@ def rows(agent: RunningAgent, state: str, sink: str = "hook") -> float:
     return agent.metric(f'notbefore_outbox_deliveries{{sink="{sink}",state="{state}"}}') or 0.0
 
 
-def test_each_change_reaches_the_sink_once_and_in_order(
+def test_changes_reach_the_sink_once_and_in_order(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
     config = place.write({"hook": webhook(hook.url)})

@@ -101,7 +101,7 @@ def test_agent_is_ready_and_says_slow_while_slow_answers_arrive(
         assert slow not in get(agent.port, "/readyz")[1]
 
 
-def test_a_full_disk_keeps_nobody_from_being_notified(
+def test_full_disk_does_not_prevent_notifications(
     imds: Simulator, hook: HttpPeer, config: dict[str, Any], state: Path
 ) -> None:
     with AgentOnDiskOfItsOwn(imds.endpoint, state, config) as agent:
@@ -139,7 +139,7 @@ def disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> HangingDisk:
 
 
 @pytest.mark.long
-def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
+def test_hanging_disk_delays_neither_polls_nor_scrapes_nor_messages(
     imds: Simulator, hook: HttpPeer, config: dict[str, Any], disk: HangingDisk
 ) -> None:
     state = disk.directory

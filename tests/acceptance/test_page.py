@@ -205,7 +205,7 @@ def various_pages() -> Iterator[PageModel]:
     yield replace(known, ready=ill, listed=replace(known.listed, events=(events[1], events[0])))
 
 
-def test_it_can_be_paused_with_the_keyboard(visit: Open, imds: Simulator) -> None:
+def test_page_can_be_paused_with_the_keyboard(visit: Open, imds: Simulator) -> None:
     page = visit()
     page.get_by_role("button", name="Pause").focus()
     page.keyboard.press("Enter")

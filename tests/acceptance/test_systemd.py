@@ -85,7 +85,7 @@ def test_systemd_is_notified_of_ready_alive_reloading_and_stopping(
         assert manager.listen()[-2:] == ["STOPPING=1", "STATUS=stopping"]
 
 
-def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path) -> None:
+def test_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path) -> None:
     manager = Manager(str(tmp_path / "notify"), 0.4)
     words = (
         "run",
@@ -136,7 +136,7 @@ def test_without_systemd_or_for_another_process_nothing_is_sent(tmp_path: Path) 
     )
 
 
-def test_a_status_is_one_line() -> None:
+def test_status_is_one_line() -> None:
     manager = Manager(f"@notbefore-test-{os.getpid()}")
     with manager.socket:
         SystemdNotifier(manager.environment).notify("a\nREADY=1", alive=True)

@@ -158,7 +158,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         found.agent.close()
 
 
-def test_what_a_rule_names_is_approved_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_event_named_by_a_rule_is_approved_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     assert world.decide() == "accepted"
     assert world.imds.start_requests == [ID]
     assert world.attempt.approved == content_of(world.attempt.tracked)
@@ -261,7 +263,7 @@ def test_approver_sends_nothing_until_new_imds_answers(world: World) -> None:
     assert world.decide() == "accepted"
 
 
-def test_a_vm_that_has_another_name_by_then_approves_nothing(world: World) -> None:
+def test_renamed_vm_approves_nothing(world: World) -> None:
     rule = Rule(
         RuleMatch(event_type=("Freeze",), scope=("self", "peer")), for_all_resources="leader"
     )
@@ -276,7 +278,7 @@ def test_a_vm_that_has_another_name_by_then_approves_nothing(world: World) -> No
     )
 
 
-def test_an_event_that_may_be_the_one_that_cannot_be_read_is_not_approved(world: World) -> None:
+def test_event_that_may_be_the_unreadable_one_is_not_approved(world: World) -> None:
     world.after_write = lambda: world.agent.tracker.handle(
         Poll(0.0, 0.0, body({"EventType": "Freeze"}))
     )
@@ -286,7 +288,7 @@ def test_an_event_that_may_be_the_one_that_cannot_be_read_is_not_approved(world:
     assert world.decide() == "accepted"
 
 
-def test_nothing_is_sent_at_not_before(world: World) -> None:
+def test_approver_sends_nothing_at_not_before(world: World) -> None:
     soon = world.clock.now().replace(microsecond=0) + timedelta(seconds=30)
     world.sees(listed(NotBefore=format_datetime(soon, usegmt=True)))
 
@@ -307,7 +309,9 @@ def test_nothing_is_sent_at_not_before(world: World) -> None:
         body(),
     ],
 )
-def test_what_imds_does_not_confirm_is_not_sent(world: World, document: bytes) -> None:
+def test_approval_is_not_sent_when_imds_does_not_confirm_the_event(
+    world: World, document: bytes
+) -> None:
     """The tracker has not seen yet what IMDS says now: its poll hangs, say."""
     world.imds.set_document(document)
     assert world.approver.decide() == SHORT_WAIT
@@ -315,7 +319,7 @@ def test_what_imds_does_not_confirm_is_not_sent(world: World, document: bytes) -
     assert not world.listed.attempts
 
 
-def test_an_answer_that_is_no_document_confirms_nothing(
+def test_answer_that_is_no_document_confirms_nothing(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.imds.set_document(b"<html>")
@@ -327,7 +331,7 @@ def test_an_answer_that_is_no_document_confirms_nothing(
     assert world.ends[-1]["requests"] == 1
 
 
-def test_what_was_approved_before_the_list_flapped_is_not_approved_again(world: World) -> None:
+def test_approved_event_is_not_approved_again_after_the_list_flapped(world: World) -> None:
     assert world.decide() == "accepted"
     world.sees(body())
     world.sees(listed())
@@ -339,7 +343,7 @@ def test_what_was_approved_before_the_list_flapped_is_not_approved_again(world: 
     assert len(world.listed.attempts) == 21
 
 
-def test_where_writing_took_too_long_nothing_is_sent_and_nothing_counted(world: World) -> None:
+def test_approval_is_neither_sent_nor_counted_when_writing_took_too_long(world: World) -> None:
     world.after_write = lambda: world.passes(16)
     world.approver.decide()
     assert (world.imds.start_requests, world.attempt.state, world.attempt.requests) == (
@@ -355,14 +359,14 @@ def test_where_writing_took_too_long_nothing_is_sent_and_nothing_counted(world: 
 # ---- the answers of IMDS
 
 
-def test_it_is_sent_again_until_imds_accepts_it(world: World) -> None:
+def test_approval_is_sent_again_until_imds_accepts_it(world: World) -> None:
     world.imds.fault("start-status", 500, times=9)
     assert world.waits() == [PAUSE] * 9
     assert world.end[:2] == ("approved", "accepted")
     assert (world.imds.start_requests, world.ends[-1]["requests"]) == ([ID], 10)
 
 
-def test_an_event_that_imds_does_not_answer_holds_up_no_other(
+def test_unanswered_approval_does_not_delay_another_event(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     post = ImdsClient.post
@@ -380,7 +384,7 @@ def test_an_event_that_imds_does_not_answer_holds_up_no_other(
     assert [(one["id"], one["reason"]) for one in world.ends] == [("other", "accepted")]
 
 
-def test_what_imds_refuses_for_good_is_not_sent_again(world: World) -> None:
+def test_approval_is_not_sent_again_when_imds_refuses_it_for_good(world: World) -> None:
     world.imds.fault("start-status", 400, times=1)
     assert world.decide() == "refused"
     assert world.end[0] == "approval_failed"
@@ -399,7 +403,7 @@ def test_where_imds_was_asked_and_never_answered_it_failed_and_says_with_what(wo
     assert world.attempt.outcome == f"approval_failed (no_answer): {detail}"
 
 
-def test_the_next_agent_goes_on_with_what_imds_had_not_answered(world: World) -> None:
+def test_next_agent_resumes_approvals_that_imds_had_not_answered(world: World) -> None:
     world.imds.fault("start-status", 500, times=1)
     world.approver.decide()
     world.approver.stop()
@@ -408,7 +412,7 @@ def test_the_next_agent_goes_on_with_what_imds_had_not_answered(world: World) ->
     assert world.ends[-1]["requests"] == 2
 
 
-def test_an_agent_that_stops_sends_nothing_more(world: World) -> None:
+def test_stopping_agent_sends_no_more_approvals(world: World) -> None:
     world.after_write = world.approver.stop
     assert world.decide() == ""
     assert world.imds.start_requests == []
@@ -508,7 +512,7 @@ def test_an_operator_is_told_that_imds_lists_another_event_by_now_or_that_nothin
     assert world.imds.start_requests == []
 
 
-def test_an_operator_does_not_interfere_with_a_rule(world: World) -> None:
+def test_operator_does_not_interfere_with_a_rule(world: World) -> None:
     world.imds.fault("start-status", 500, times=1)
     world.approver.decide()
     reply = world.by_hand()
@@ -519,7 +523,7 @@ def test_an_operator_does_not_interfere_with_a_rule(world: World) -> None:
     assert world.imds.start_requests == [ID]
 
 
-def test_what_was_asked_by_hand_when_the_agent_ended_is_not_sent_by_the_next(world: World) -> None:
+def test_next_agent_does_not_send_approval_by_hand_of_the_ended_agent(world: World) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
     (tracked,) = world.listed.events.values()
     world.agent.state.write_attempt(ApprovalAttempt(tracked, "operator", by="eve", requests=1))
@@ -528,7 +532,7 @@ def test_what_was_asked_by_hand_when_the_agent_ended_is_not_sent_by_the_next(wor
     assert world.imds.start_requests == []
 
 
-def test_an_operator_who_has_waited_too_long_gets_nothing_sent(
+def test_approval_by_hand_is_not_sent_when_the_operator_waited_too_long(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))

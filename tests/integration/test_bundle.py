@@ -99,7 +99,7 @@ def installed(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     shutil.rmtree(place)
 
 
-def test_what_was_installed_needs_nothing_of_the_clone(installed: Path, tmp_path: Path) -> None:
+def test_installation_needs_nothing_of_the_clone(installed: Path, tmp_path: Path) -> None:
     prefix, etc = installed / "opt" / "notbefore", installed / "etc"
     unit = (etc / "systemd" / "system" / "notbefore.service").read_text(encoding="utf-8")
     assert f"ExecStart={prefix}/bin/notbefore run" in unit
@@ -117,7 +117,7 @@ def test_what_was_installed_needs_nothing_of_the_clone(installed: Path, tmp_path
         assert (prefix / "share" / "notbefore" / path).is_file(), path
 
 
-def test_an_upgrade_from_an_archive_keeps_the_configuration(installed: Path, bundle: Path) -> None:
+def test_upgrade_from_an_archive_keeps_the_configuration(installed: Path, bundle: Path) -> None:
     own = installed / "etc" / "notbefore" / "notbefore.yml"
     before = own.read_text(encoding="utf-8")
     own.write_text(f"{before}\nlog: {{format: json}}\n", encoding="utf-8")
@@ -128,7 +128,7 @@ def test_an_upgrade_from_an_archive_keeps_the_configuration(installed: Path, bun
     assert own.read_text(encoding="utf-8").endswith("log: {format: json}\n")
 
 
-def test_a_wheel_that_was_changed_is_refused_and_what_runs_stays(
+def test_changed_wheel_is_refused_and_the_running_version_stays(
     installed: Path, bundle: Path, tmp_path: Path
 ) -> None:
     changed = tmp_path / "changed.tar.gz"
@@ -172,7 +172,7 @@ def test_what_is_no_bundle_and_a_python_that_is_not_there_are_named(
     )
 
 
-def test_the_same_input_gives_the_same_bundle(bundle: Path, tmp_path: Path) -> None:
+def test_same_input_gives_the_same_bundle(bundle: Path, tmp_path: Path) -> None:
     assert bundled(tmp_path).returncode == 0
     assert (tmp_path / bundle.name).read_bytes() == bundle.read_bytes()
 

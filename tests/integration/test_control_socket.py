@@ -36,7 +36,7 @@ def approve_all(_request: ControlRequest, _user: str) -> ControlReply:
     return ControlReply(done=True)
 
 
-def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> None:
+def test_order_is_not_carried_out_when_its_client_has_gone(tmp_path: Path) -> None:
     carried_out: list[str] = []
     free = threading.Event()
 
@@ -93,7 +93,7 @@ def test_dripping_client_does_not_block_the_next_one(
     assert seconds < 10
 
 
-def test_an_agent_that_takes_no_connection_is_not_waited_for(
+def test_client_does_not_wait_for_an_agent_that_accepts_no_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_socket, "CLIENT_SECONDS", 0.1)
@@ -122,7 +122,7 @@ def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_gi
         listening.stop()
 
 
-def test_a_socket_whose_directory_is_deleted_is_made_again_once_that_is(
+def test_socket_is_created_again_once_its_deleted_directory_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_socket, "LOOK_INTERVAL", 0.05)

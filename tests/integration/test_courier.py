@@ -93,14 +93,14 @@ def test_whatever_a_sink_raises_is_said_without_secrets(
     assert (row.state, bool(row.error), "s3cret" in row.error) == (state, True, False)
 
 
-def test_a_record_that_cannot_be_read_is_a_dead_letter(owner: Owner) -> None:
+def test_unreadable_record_is_a_dead_letter(owner: Owner) -> None:
     owner.add("a", record=b"nonsense")
     with CourierHere(owner, orders(), lambda _name: Recording()) as courier:
         courier.to_end()
     assert owner.left == {"a": "dead"}
 
 
-def test_a_repetition_that_is_refused_is_reported_as_one(
+def test_refused_repetition_is_reported_as_a_repetition(
     owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
     act = Mock(side_effect=chain([Receipt(repeat=0.0)], repeat(SendError("401", permanent=True))))
@@ -116,7 +116,7 @@ def test_a_repetition_that_is_refused_is_reported_as_one(
     assert "for good" not in caplog.text
 
 
-def test_a_sink_that_fails_is_logged_once_a_minute_until_it_accepts_again(
+def test_failing_sink_is_logged_once_a_minute_until_it_accepts_again(
     owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "notbefore")
@@ -157,7 +157,7 @@ def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner:
     assert owner.left == {"d": "dead"}
 
 
-def test_what_hung_and_arrives_after_all_is_not_sent_again(
+def test_hung_delivery_that_arrives_after_all_is_not_sent_again(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "LEAVE_SECONDS", PATIENCE)  # as long as something is under way
@@ -220,9 +220,7 @@ def test_a_sink_that_asks_for_a_pause_is_left_alone_with_all_that_is_due(owner: 
     assert owner.next_due() > 50
 
 
-def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(
-    owner: Owner, tmp_path: Path
-) -> None:
+def test_changed_secret_is_used_from_the_next_refusal_on(owner: Owner, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("old", encoding="utf-8")
 

@@ -60,13 +60,13 @@ def check(*command: str | Path) -> str:
     ],
     ids=lambda command: f"{command[0]} {Path(command[-1]).name}",
 )
-def test_the_recipe_the_scripts_and_the_workflows_are_clean(
+def test_recipe_scripts_and_workflows_are_clean(
     command: tuple[str | Path, ...],
 ) -> None:
     check(BIN / command[0], *command[1:])
 
 
-def test_every_action_is_named_by_its_digest() -> None:
+def test_actions_are_pinned_by_digest() -> None:
     used = [
         line
         for path in WORKFLOWS
@@ -151,7 +151,7 @@ def test_the_unit_does_not_start_again_what_cannot_start(tmp_path: Path) -> None
     assert f"\nRestartPreventExitStatus={configuration} {address}\n" in unit
 
 
-def test_the_windows_service_runs_the_agent() -> None:
+def test_windows_service_runs_the_agent() -> None:
     service = ET.parse(CONFIG / "windows" / "notbefore-service.xml").getroot()  # noqa: S314 - our own file
     assert (service.findtext("arguments") or "").startswith("run ")
 
@@ -170,7 +170,7 @@ def test_the_example_is_a_configuration_with_its_examples_and_without(tmp_path: 
     assert len(config.routes) == 2
 
 
-def test_prometheus_takes_the_example_with_its_rules_and_targets() -> None:
+def test_prometheus_accepts_the_example_with_its_rules_and_targets() -> None:
     needs("promtool")
     said = check("promtool", "check", "config", "--lint=all", "--lint-fatal", PROMETHEUS)
     rules = yaml.safe_load((CONFIG / "prometheus/notbefore.rules.yml").read_text(encoding="utf-8"))

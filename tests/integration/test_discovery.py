@@ -223,7 +223,7 @@ def test_who_is_only_late_is_not_looked_for_elsewhere(
             assert not watcher.trouble
 
 
-def test_places_that_are_silent_are_no_thread_that_hangs(
+def test_silent_places_leave_no_hanging_thread(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def slow(_endpoint: str, _version: str) -> str:
@@ -270,7 +270,7 @@ def test_stopped_polling_publishes_no_endpoint(
     assert agent.runtime.current.endpoint == silent
 
 
-def test_a_machine_that_is_no_azure_vm_is_reported_once(
+def test_machine_that_is_no_azure_vm_is_reported_once(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     places = Mock(return_value=[("configuration", silent)])

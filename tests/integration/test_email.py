@@ -52,7 +52,7 @@ def keys(peer: MailPeer, **fields: Any) -> SinkConfig:
     )
 
 
-def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:
+def test_mails_of_one_event_form_one_thread(peer: MailPeer) -> None:
     one, two, other = (
         message(),
         message({}, STARTED),
@@ -103,7 +103,7 @@ def test_what_the_server_says_to_quit_says_nothing_of_the_mail(
 
 
 @pytest.mark.parametrize(("answer", "permanent"), [("550 unknown", True), ("452 full", False)])
-def test_a_recipient_who_is_refused_keeps_no_other_one_waiting(
+def test_refused_recipient_does_not_delay_the_others(
     peer: MailPeer, answer: str, *, permanent: bool
 ) -> None:
     peer.refuse["ops@example.org"] = answer
@@ -114,7 +114,7 @@ def test_a_recipient_who_is_refused_keeps_no_other_one_waiting(
     assert recipients(peer) == [["night@example.org"]]
 
 
-def test_a_server_without_starttls_gets_nothing(peer: MailPeer) -> None:
+def test_server_without_starttls_gets_nothing(peer: MailPeer) -> None:
     with pytest.raises(SendError, match="STARTTLS") as raised:
         sent(keys(peer, tls="starttls"))
     assert peer.mails == []
