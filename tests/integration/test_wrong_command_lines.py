@@ -43,6 +43,13 @@ def test_configuration_in_two_ways_is_refused(capsys: pytest.CaptureFixture[str]
     assert "CONFIG is given twice" in capsys.readouterr().err
 
 
+def test_mistake_in_an_option_names_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--imds", "ftp://127.0.0.1"]) == 2
+
+    message = capsys.readouterr().err
+    assert message.startswith("notbefore: the command line: imds.endpoint: expected http://")
+
+
 def test_drill_without_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drill"]) == 2
     assert "expected CONFIG" in capsys.readouterr().err

@@ -154,7 +154,7 @@ def _merged(
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if name.startswith(ENVIRONMENT_PREFIX) and len(keys) > 1:
-            _put(values, places, keys, text, name)
+            _put(values, places, keys, text, shown(name))
 
     for dotted, value in overrides.items():
         if value is not None:
@@ -170,11 +170,11 @@ def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, ori
         path.append(_as_spelled(key, section))
         section = section.setdefault(path[-1], {})
         if not isinstance(section, dict):
-            raise ConfigError(f"{shown(origin)}: {shown(key)} is not a section")
+            raise ConfigError(f"{origin}: {shown(key)} is not a section")
 
     path.append(_as_spelled(keys[-1], section))
     section[path[-1]] = Variable(text)
-    places[".".join(map(meant, path))] = ConfigPlace(shown(origin))
+    places[".".join(map(meant, path))] = ConfigPlace(origin)
 
 
 def _as_spelled(key: str, section: Mapping[str, Any]) -> str:
