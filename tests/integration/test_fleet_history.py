@@ -57,6 +57,13 @@ def test_what_is_older_than_is_to_be_kept_is_deleted(tmp_path: Path) -> None:
     assert ids(read_past(history.past(0.0))) == ["B"]
 
 
+def test_history_is_empty_until_its_table_is_created(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.path.touch()  # as ``write`` does before SQLite uses the file
+
+    assert history.past(0.0) == []
+
+
 def test_a_history_with_an_entry_that_is_no_event_says_so_and_what_to_do(tmp_path: Path) -> None:
     history = write(tmp_path, past("A"))
     for entry in (None, b"\xff", "text"):

@@ -130,8 +130,8 @@ class History:
         Raises ``StoreError`` if one of them cannot be read: then what is past is not known.
         """
         try:
-            if not self.path.exists():
-                return []
+            if not self.path.exists() or self.path.stat().st_size == 0:
+                return []  # the first ``write`` has not created its table yet
             with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as db:
                 query = "SELECT event FROM past WHERE closed >= ? ORDER BY closed DESC LIMIT ?"
                 newest_first = [event for (event,) in db.execute(query, (since, MAX_ANSWER))]
