@@ -58,6 +58,30 @@ def test_an_event_is_reported_from_its_announcement_to_its_end(
         ]
 
 
+def test_durations_are_measured_across_a_killed_agent(imds: Simulator, tmp_path: Path) -> None:
+    scheduled_count = 'azure_scheduled_event_scheduled_duration_seconds_count{event_type="Reboot"}'
+    started_name = "azure_scheduled_event_started_duration_seconds"
+    with RunningAgent(imds.endpoint, tmp_path) as first:
+        imds.set_document(scheduled("Reboot"))
+        first.reported("announced")
+        imds.set_document(started("Reboot"))
+        first.reported("announced", "started")
+        assert first.metric(scheduled_count) == 1
+        first.stop(signal.SIGKILL)
+    killed = time.time()
+
+    with RunningAgent(imds.endpoint, tmp_path) as second:
+        imds.set_document(body(incarnation=4))
+        second.reported("finished")
+
+        assert second.metric(scheduled_count) == 1
+        assert second.metric(f'{started_name}_count{{event_type="Reboot"}}') == 1
+        longest = time.time() - killed + 60
+        duration = second.metric(f'{started_name}_sum{{event_type="Reboot"}}')
+        assert duration is not None
+        assert 0 < duration < longest
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("hanging", [False, True])
 def test_sigterm_stops_agent_within_two_seconds(

@@ -92,6 +92,7 @@ def busy() -> Agent:
         .sees(0)
         .sees(1, item("a"), awkward)
         .sees(3, item("a", **STARTED), item("c", Resources=[PEER]))
+        .sees(4, item("c", Resources=[PEER]))
     )
 
 
@@ -141,16 +142,24 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     assert found["notbefore_deliveries"] == {kept}
     assert found["notbefore_polls"] == found["notbefore_poll_duration_seconds"] == {own}
     # each of these since its first
-    first, second = (round(at(seconds).timestamp() * 1e9) for seconds in (1, 3))
-    assert found["azure_scheduled_event_changes"] == {first, second}
+    first, second, third = (round(at(seconds).timestamp() * 1e9) for seconds in (1, 3, 4))
+    assert found["azure_scheduled_event_changes"] == {first, second, third}
+    assert found["azure_scheduled_event_scheduled_duration_seconds"] == {second}
+    assert found["azure_scheduled_event_started_duration_seconds"] == {third}
     assert found["azure_scheduled_event_initial_notice_seconds"] == {first}
     shown = re.findall(
         r"^azure_scheduled_event_(?:changes|initial_notice_seconds)_created{.*} (.*)$",
         text,
         re.MULTILINE,
     )
-    assert {round(float(value) * 1e9) for value in shown} == {first, second}
-    assert {start for each in found.values() for start in each} == {kept, own, first, second}
+    assert {round(float(value) * 1e9) for value in shown} == {first, second, third}
+    assert {start for each in found.values() for start in each} == {
+        kept,
+        own,
+        first,
+        second,
+        third,
+    }
     assert {
         point.start_time_unix_nano for m in metrics_of(request) for point in m.gauge.data_points
     } == {0}

@@ -21,7 +21,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 def families() -> list[Family]:
     story = Story().sees(0).sees(1, item("a"), item("b", EventType='We"ird\\\n'))
     story.sees(2, item("a", **STARTED), item("b"), item("c", Resources=[PEER], Description="x\ny"))
-    story.sees(3, item("d", DurationInSeconds=-1))
+    story.sees(3, item("d", DurationInSeconds=-1))  # `a` has ended
     figures, polling = (
         Figures("1.0", "3.11", vm={"name": "a"}),
         PollFigures(last_success=1.5, flaws={"duration": 1}),
@@ -47,7 +47,8 @@ def test_openmetrics_is_served_on_request_and_parses(families: list[Family]) -> 
     parse: Any = text_string_to_metric_families  # has no types
     parsed = {family.name: family for family in parse(body.decode())}
     assert parsed["azure_scheduled_event_changes"].type == "counter"
-    assert parsed["azure_scheduled_event_initial_notice_seconds"].type == "histogram"
+    for name in ("initial_notice", "scheduled_duration", "started_duration"):
+        assert parsed[f"azure_scheduled_event_{name}_seconds"].type == "histogram"
     assert "process_resident_memory_bytes" in parsed
 
 

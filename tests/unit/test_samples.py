@@ -26,6 +26,8 @@ def test_each_defined_metric_has_samples() -> None:
         totals=Totals(
             changes=story.totals.changes,
             notice=story.totals.notice,
+            scheduled=story.totals.scheduled,
+            started=story.totals.started,
             interruption=story.totals.interruption,
             ends=story.totals.ends,
             approvals=approvals,

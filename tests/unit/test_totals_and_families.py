@@ -29,6 +29,8 @@ ENDED = "azure_scheduled_event_ended_timestamp_seconds"
 COUNTDOWN = "azure_scheduled_event_seconds_to_not_before"
 INITIAL_NOTICE = "azure_scheduled_event_initial_notice_seconds"
 CURRENT_NOTICE = "azure_scheduled_event_current_notice_seconds"
+SCHEDULED_DURATION = "azure_scheduled_event_scheduled_duration_seconds"
+STARTED_DURATION = "azure_scheduled_event_started_duration_seconds"
 
 
 class Agent(Story):
@@ -270,6 +272,110 @@ def test_histogram_observes_measured_interruption() -> None:
     assert sum(interruption.counts) == 1
     assert interruption.sum == 4.0
     assert interruption.created == at(1500).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("name", "duration", "created"),
+    [(SCHEDULED_DURATION, 890, 900), (STARTED_DURATION, 600, 1500)],
+)
+def test_histogram_observes_how_long_event_lasted(
+    name: str,
+    duration: float,
+    created: float,
+) -> None:
+    histogram = agent_after_freeze().value(name, 1500, "Freeze")
+
+    assert sum(histogram.counts) == 1
+    assert histogram.sum == duration
+    assert histogram.created == at(created).timestamp()
+
+
+def test_durations_are_those_of_events_of_other_vms_too(agent: Agent) -> None:
+    agent.sees(10, item(Resources=[PEER]))
+    agent.sees(900, item(Resources=[PEER], **STARTED))
+    agent.sees(1500)
+
+    assert agent.value(SCHEDULED_DURATION, 1500, "Freeze").sum == 890
+    assert agent.value(STARTED_DURATION, 1500, "Freeze").sum == 600
+
+
+def test_durations_survive_a_restart_and_a_reboot() -> None:
+    agent = Agent().sees(0)
+    agent.sees(10, item(EventType="Reboot"))
+    agent.sees(900, item(EventType="Reboot", **STARTED))
+    agent.totals = msgspec.msgpack.decode(msgspec.msgpack.encode(agent.totals), type=Totals)
+    agent.sees(1000, item(EventType="Reboot", **STARTED), rebooted=True, silence=90.0)
+
+    agent.sees(1500)
+
+    assert agent.value(SCHEDULED_DURATION, 1500, "Reboot").sum == 890
+    assert agent.value(STARTED_DURATION, 1500, "Reboot").sum == 600
+
+
+def test_scheduled_duration_is_zero_without_notice(agent: Agent) -> None:
+    agent.sees(1, item(**STARTED))
+
+    assert agent.value(SCHEDULED_DURATION, 1, "Freeze").sum == 0
+    assert agent.value(SCHEDULED_DURATION, 1, "Freeze").counts[0] == 1
+
+
+def test_canceled_event_has_no_durations(agent: Agent) -> None:
+    agent.sees(1, item())
+    agent.sees(60)
+
+    assert agent.value(CHANGES, 60, "canceled", "Freeze") == 1
+    assert SCHEDULED_DURATION not in agent.families(60)
+    assert STARTED_DURATION not in agent.families(60)
+
+
+def test_second_start_of_an_event_is_not_observed_again(agent: Agent) -> None:
+    agent.sees(1, item())
+    agent.sees(900, item(**STARTED))
+    agent.sees(901, item())
+    agent.sees(902, item(**STARTED))
+
+    assert agent.value(SCHEDULED_DURATION, 902, "Freeze").sum == 899
+
+
+@pytest.mark.parametrize(
+    ("unwatched", "observed"),
+    [
+        ("announcement", (None, 600)),
+        ("start", (None, None)),
+        ("end", (890, None)),
+    ],
+)
+def test_duration_has_no_sample_when_an_end_of_it_was_not_watched(
+    unwatched: str,
+    observed: tuple[float | None, float | None],
+) -> None:
+    def silence(moment: str) -> float:
+        if moment == unwatched:
+            return 60.0
+        return 1.0
+
+    agent = Agent().sees(0)
+    agent.sees(10, item(), silence=silence("announcement"))
+    agent.sees(900, item(**STARTED), silence=silence("start"))
+    agent.sees(1500, silence=silence("end"))
+
+    families = agent.families(1500)
+    sums: list[float | None] = []
+    for name in (SCHEDULED_DURATION, STARTED_DURATION):
+        total = None
+        if name in families:
+            total = families[name].samples["Freeze",].sum
+        sums.append(total)
+    assert tuple(sums) == observed
+
+
+def test_event_listed_at_first_look_has_no_durations_before_its_start() -> None:
+    agent = Agent().sees(0, item(**STARTED), silence=None)
+
+    agent.sees(600)
+
+    assert SCHEDULED_DURATION not in agent.families(600)
+    assert STARTED_DURATION not in agent.families(600)
 
 
 def test_notice_is_zero_when_event_is_first_seen_started(agent: Agent) -> None:

@@ -5,7 +5,16 @@ from typing import Final
 from grafana_foundation_sdk.models.dashboard import Panel
 
 from boards import frame, panels, queries
-from boards.panels import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
+from boards.panels import (
+    AGE,
+    COUNTDOWN,
+    NONE_IS_CALM,
+    NONE_IS_GOOD,
+    Column,
+    now,
+    over_time,
+    rows,
+)
 from boards.queries import (
     STALE,
     chosen,
@@ -21,6 +30,8 @@ from boards.queries import (
 NOTICE: Final = each_event("azure_scheduled_event_current_notice_seconds")
 KEPT: Final = ((None, "text"), (0, "red"), (0.9, "yellow"), (1, "green"))
 INTERRUPTION: Final = "azure_scheduled_event_measured_interruption_seconds"
+SCHEDULED_DURATION: Final = "azure_scheduled_event_scheduled_duration_seconds"
+STARTED_DURATION: Final = "azure_scheduled_event_started_duration_seconds"
 LATENCY: Final = "notbefore_delivery_latency_seconds"
 
 
@@ -30,7 +41,7 @@ def build() -> str:
         (3, [(4, panel) for panel in (*_events(), *_agents())]),
         (8, [(16, _coming()), (8, _failing())]),
         (7, [(7, _by_type()), (7, _notices()), (10, _notice_by_type())]),
-        (7, [(7, _interruptions()), (4, _outcomes()), (4, _approvals()), (9, _notifications())]),
+        (7, [(8, _durations()), (4, _outcomes()), (4, _approvals()), (8, _notifications())]),
     )
     return frame.dashboard_json(
         "notbefore-fleet",
@@ -206,10 +217,12 @@ def _notice_by_type() -> Panel:
     )
 
 
-def _interruptions() -> Panel:
+def _durations() -> Panel:
     created = f"{INTERRUPTION}_created"
     hits = queries.grown_by("event_type", f"{INTERRUPTION}_count", created)
     table_queries = [
+        rows(_median_by_type(SCHEDULED_DURATION), "scheduled"),
+        rows(_median_by_type(STARTED_DURATION), "started"),
         rows(
             "avg by (event_type)"
             f" ({each_event('azure_scheduled_event_expected_interruption_seconds')})",
@@ -224,18 +237,27 @@ def _interruptions() -> Panel:
     ]
     columns = [
         Column("event_type", "Type"),
+        Column("Value #scheduled", "Scheduled", "s", decimals=0),
+        Column("Value #started", "Started", "s", decimals=0),
         Column("Value #expected", "Expected", "s", decimals=1),
-        Column("Value #hits", "Count", "short", decimals=0),
+        Column("Value #hits", "Count", "short", decimals=0, width=60),
         Column("Value #mean", "Mean", "s", decimals=1),
         Column("Value #p95", "95 %", "s", decimals=1),
     ]
     return panels.table_panel(
-        "Interruption: expected and measured",
-        "Expected: the mean DurationInSeconds of the events in the time range that have one. Count:"
-        " interruptions that VMs measured, with their mean and 95th percentile.",
+        "Durations and interruptions",
+        "Scheduled: the median time from the first sight of an event to its start. Started: that"
+        " from its start to its end. Both are estimated from buckets, and count an event once for"
+        " each VM that saw both moments. Expected: the mean DurationInSeconds of the events in the"
+        " time range that have one. Count: interruptions that VMs measured, with their mean and"
+        " 95th percentile.",
         table_queries,
         columns,
     )
+
+
+def _median_by_type(histogram: str) -> str:
+    return quantile_by("event_type", 0.5, histogram, f"{histogram}_created")
 
 
 def _outcomes() -> Panel:

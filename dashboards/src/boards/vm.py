@@ -9,6 +9,8 @@ from boards.panels import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, no
 from boards.queries import chosen, counted, increase_by, listed, of_event, quantile_by, rate_by
 
 INTERRUPTION: Final = "azure_scheduled_event_measured_interruption_seconds"
+SCHEDULED_DURATION: Final = "azure_scheduled_event_scheduled_duration_seconds"
+STARTED_DURATION: Final = "azure_scheduled_event_started_duration_seconds"
 BY_EVENT: Final = "event_type, event_id, scope"
 
 
@@ -17,7 +19,7 @@ def build() -> str:
     grid = frame.grid(
         (4, [(4, panel) for panel in _figures()] + [(8, _identity())]),
         (6, [(14, _listed()), (10, _states())]),
-        (7, [(8, _countdown()), (8, _interruptions()), (8, _changes())]),
+        (7, [(6, _countdown()), (6, _durations()), (6, _interruptions()), (6, _changes())]),
         (7, [(8, _polls()), (8, _delay()), (8, _deliveries())]),
     )
     return frame.dashboard_json(
@@ -153,9 +155,29 @@ def _countdown() -> Panel:
     )
 
 
+def _durations() -> Panel:
+    return panels.lines_panel(
+        "How long events lasted",
+        "Scheduled: from the first sight of an event to its start, shown at the start. Started:"
+        " from its start to its end, shown at the end. Also of events of other VMs.",
+        "s",
+        over_time(_mean_by_type(SCHEDULED_DURATION), "scheduled, {{event_type}}", "scheduled"),
+        over_time(_mean_by_type(STARTED_DURATION), "started, {{event_type}}", "started"),
+        dots=True,
+        points=200,
+    )
+
+
+def _mean_by_type(histogram: str) -> str:
+    """Return the mean of the observations in a window, by event type."""
+    created = f"{histogram}_created"
+    total = queries.growth_by("event_type", f"{histogram}_sum", created)
+    count = queries.growth_by("event_type", f"{histogram}_count", created)
+    # increase() extrapolates, which the quotient cancels
+    return f"{total} / ({count} > 0)"
+
+
 def _interruptions() -> Panel:
-    created = f"{INTERRUPTION}_created"
-    hit = queries.growth_by("event_type", f"{INTERRUPTION}_count", created)
     hits = f'{queries.INFO}{{scope="self"}}'
     expected = chosen(
         "azure_scheduled_event_expected_interruption_seconds and on (job, instance, event_id)"
@@ -166,12 +188,7 @@ def _interruptions() -> Panel:
         "Measured: interruption of the VM by each event, in seconds, at the end of the event."
         " Expected: DurationInSeconds of the events that affect it, while they are listed.",
         "s",
-        # the mean of those in a window: increase() extrapolates, which the quotient cancels
-        over_time(
-            f"{queries.growth_by('event_type', f'{INTERRUPTION}_sum', created)} / ({hit} > 0)",
-            "measured, {{event_type}}",
-            "measured",
-        ),
+        over_time(_mean_by_type(INTERRUPTION), "measured, {{event_type}}", "measured"),
         over_time(f"max({expected})", "expected", "expected"),
         dots=True,
         points=200,

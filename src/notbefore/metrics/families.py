@@ -135,6 +135,17 @@ NOTICE: Final = histogram(
     " without notice.",
     labels=("event_type",),
 )
+SCHEDULED_DURATION: Final = histogram(
+    "azure_scheduled_event_scheduled_duration_seconds",
+    "Time from when an event was first seen to its start; 0 if it started without notice. Canceled"
+    " events do not count.",
+    labels=("event_type",),
+)
+STARTED_DURATION: Final = histogram(
+    "azure_scheduled_event_started_duration_seconds",
+    "Time from the start of an event to its end, when Azure no longer lists it.",
+    labels=("event_type",),
+)
 INTERRUPTION: Final = histogram(
     "azure_scheduled_event_measured_interruption_seconds",
     "The longest time in which the agent did not run while an event of this VM was started.",

@@ -197,6 +197,11 @@ def _changes(totals: Totals) -> Iterator[Family]:
     yield _with_created(families.CHANGES, totals.changes, totals)
     yield _with_created(families.APPROVALS, totals.approvals, totals)
     yield Family(families.NOTICE, by_name(families.NOTICE, totals.notice))
+    yield Family(
+        families.SCHEDULED_DURATION,
+        by_name(families.SCHEDULED_DURATION, totals.scheduled),
+    )
+    yield Family(families.STARTED_DURATION, by_name(families.STARTED_DURATION, totals.started))
     yield Family(families.INTERRUPTION, by_name(families.INTERRUPTION, totals.interruption))
 
 

@@ -62,6 +62,10 @@ class Histogram(Struct, frozen=True):
 # Seconds. Each bucket is a series on each VM that had such an event, so there are few.
 # the notices that Azure promises, by type
 NOTICE_BOUNDS: Final = (0.0, 30.0, 60.0, 300.0, 600.0, 900.0, 3_600.0, 86_400.0)
+# Azure starts most events soon after the promised notice, and an approved one at once
+SCHEDULED_BOUNDS: Final = (10.0, 30.0, 60.0, 300.0, 600.0, 900.0, 1_200.0, 3_600.0, 86_400.0)
+# Azure lists a started event for some minutes, also a freeze of seconds
+STARTED_BOUNDS: Final = (10.0, 30.0, 60.0, 300.0, 600.0, 900.0, 1_800.0, 3_600.0, 86_400.0)
 # a freeze takes some seconds, a reboot minutes
 INTERRUPTION_BOUNDS: Final = (1.0, 5.0, 10.0, 30.0, 120.0, 600.0)
 
@@ -73,6 +77,8 @@ class Totals(Struct, frozen=True):
     # by change and event_type, for events that affect this VM, or may
     changes: dict[Named, int] = {}
     notice: dict[Named, Histogram] = {}  # the histograms: by event_type
+    scheduled: dict[Named, Histogram] = {}
+    started: dict[Named, Histogram] = {}
     interruption: dict[Named, Histogram] = {}
     approvals: dict[Named, int] = {}  # by rule and result
     ends: dict[Named, float] = {}  # the newest, by event_id and outcome -> Unix time
@@ -88,18 +94,7 @@ class Totals(Struct, frozen=True):
             totals = totals._plus_step(change)
         if change.outcome is not None:
             totals = replace(totals, ends=_with_end(totals.ends, change, change.outcome))
-        is_first = change.kind == "announced"
-        if change.kind == "started" and change.previous is None:
-            is_first = True
-        if is_first and change.notice_seconds is not None:
-            notice = _observed(totals.notice, change, NOTICE_BOUNDS, change.notice_seconds)
-            totals = replace(totals, notice=notice)
-        if change.interruption is not None:
-            interruption = _observed(
-                totals.interruption, change, INTERRUPTION_BOUNDS, change.interruption
-            )
-            totals = replace(totals, interruption=interruption)
-        return totals
+        return _with_durations(totals, change)
 
     def _plus_approval(self, change: Change, approval: Approval) -> "Totals":
         result = change.kind.removeprefix("approval_")
@@ -120,6 +115,38 @@ class Totals(Struct, frozen=True):
             changes=increased(self.changes, labels),
             created=_with_creation(self.created, labels, change.time),
         )
+
+
+def _with_durations(totals: Totals, change: Change) -> Totals:
+    """Return the totals with the durations that are complete with this change.
+
+    A change lacks a duration whose beginning or end was not seen.
+    """
+    notice = totals.notice
+    scheduled = totals.scheduled
+    started = totals.started
+    interruption = totals.interruption
+
+    is_first = change.kind == "announced"
+    if change.kind == "started" and change.previous is None:
+        is_first = True
+    if is_first and change.notice_seconds is not None:
+        notice = _observed(notice, change, NOTICE_BOUNDS, change.notice_seconds)
+    # the end of the event repeats its scheduled time
+    if change.kind == "started" and change.scheduled_seconds is not None:
+        scheduled = _observed(scheduled, change, SCHEDULED_BOUNDS, change.scheduled_seconds)
+    if change.started_seconds is not None:
+        started = _observed(started, change, STARTED_BOUNDS, change.started_seconds)
+    if change.interruption is not None:
+        interruption = _observed(interruption, change, INTERRUPTION_BOUNDS, change.interruption)
+
+    return replace(
+        totals,
+        notice=notice,
+        scheduled=scheduled,
+        started=started,
+        interruption=interruption,
+    )
 
 
 def _with_creation(
