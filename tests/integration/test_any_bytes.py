@@ -1,6 +1,4 @@
-"""What must hold for any bytes that come from outside: those of a kept corpus, and what chance
-makes of them.
-"""
+"""Readers of input from outside accept or refuse any bytes: a kept corpus and random mixtures."""
 
 import socket
 import tempfile
@@ -34,45 +32,39 @@ CHUNK: Final = 64 * 1024  # bytes that a socket holds until somebody reads
 
 
 def document(data: bytes) -> None:
-    """A document is read or refused, within its bounds, and each record of it is one line."""
+    """Read a document; check its bounds, and that each of its records is one line."""
     try:
-        found = parse(data)
+        parsed = parse(data)
     except DocumentError as error:
         assert error.reason in get_args(DocumentReason)
         return
     assert len(data) <= MAX_BYTES
-    assert len(found.events) <= MAX_EVENTS
-    assert len({event.key for event in found.events}) == len(found.events)
-    for event in found.events:
+    assert len(parsed.events) <= MAX_EVENTS
+    assert len({event.key for event in parsed.events}) == len(parsed.events)
+    for event in parsed.events:
         assert 0 < len(event.event_id) <= MAX_ID
         assert len(event.resources) <= MAX_RESOURCES
         assert event.not_before is None or event.not_before.tzinfo is UTC
         assert event.duration is None or event.duration >= 0
-    for change in diff(Tracked(), found, now(0)).changes:
+    for change in diff(Tracked(), parsed, now(0)).changes:
         line = record_of(change, None).line().decode()
         assert len(line.splitlines()) == 1
-        assert not any(map(_rearranges, line.rstrip("\n")))
+        assert not any(_rearranges_text(character) for character in line.rstrip("\n"))
 
 
-def _rearranges(character: str) -> bool:
-    """A control character, a line end, or a mark that changes the direction of text."""
-    turning = unicodedata.bidirectional(character) in (
-        "LRE",
-        "RLE",
-        "LRO",
-        "RLO",
-        "PDF",
-        "LRI",
-        "RLI",
-        "FSI",
-        "PDI",
-    )
-    return turning or unicodedata.category(character) in ("Cc", "Zl", "Zp")
+CONTROLS: Final = ("Cc", "Zl", "Zp")  # control characters and line ends
+DIRECTION_MARKS: Final = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+
+
+def _rearranges_text(character: str) -> bool:
+    if unicodedata.bidirectional(character) in DIRECTION_MARKS:
+        return True
+    return unicodedata.category(character) in CONTROLS
 
 
 @contextmanager
-def _saying(data: bytes) -> Iterator[ImdsClient]:
-    """A client whose peer says ``data`` and hangs up."""
+def _client_that_receives(data: bytes) -> Iterator[ImdsClient]:
+    """Make a client whose peer sends ``data`` and no more."""
     ours, peer = socket.socketpair()  # the peer stays open: else the request could not be sent
     with peer, mock.patch.object(socket, "create_connection", return_value=ours):
         peer.sendall(data[:CHUNK])
@@ -83,26 +75,38 @@ def _saying(data: bytes) -> Iterator[ImdsClient]:
 
 
 def imds(data: bytes) -> None:
-    """An HTTP answer is a body within its bound, or an ``ImdsError``; so is who the VM is."""
-    with _saying(data) as client:
+    """Read an HTTP answer as events and as the VM; only an ``ImdsError`` may be raised."""
+    with _client_that_receives(data) as client:
         answer = client.get("/metadata/scheduledevents", timeout=2.0)
         assert len(answer.body) <= MAX_ANSWER
-    with _saying(data) as client:
+    with _client_that_receives(data) as client:
         assert fetch_vm(client).name
 
 
 def config(data: bytes) -> None:
-    """A configuration is taken, or is refused with a line for each mistake."""
-    _in_file(data, lambda path: load(path, {}, {}, sending=False))
+    """Read a configuration; a refusal has a printable line for each mistake."""
+    _read_as_file(data, _load_config)
+
+
+def _load_config(path: Path) -> None:
+    load(path, {}, {}, sending=False)
 
 
 def web_config(data: bytes) -> None:
-    """As ``config``, for the file of the listener."""
-    _in_file(data, load_web_config)
+    """Read a web configuration; a refusal has a printable line for each mistake."""
+    _read_as_file(data, load_web_config)
 
 
-def _in_file(data: bytes, read: Callable[[Path], object]) -> None:
-    with tempfile.NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:  # noqa: S108 - memory
+def _memory_directory() -> str | None:
+    """Return a directory in memory, if there is one: hundreds of files are written."""
+    directory = "/dev/shm"  # noqa: S108 - the file's name is random
+    if Path(directory).is_dir():
+        return directory
+    return None
+
+
+def _read_as_file(data: bytes, read: Callable[[Path], object]) -> None:
+    with tempfile.NamedTemporaryFile(dir=_memory_directory()) as file:
         file.write(data)
         file.flush()
         try:
@@ -120,14 +124,14 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
 
 
 def corpus(target: str) -> list[Path]:
-    """Inputs that once reached new code."""
-    kept = sorted((CORPUS / target).iterdir())
-    assert kept
-    return kept
+    """Return the kept inputs: each of them once reached new code."""
+    paths = sorted((CORPUS / target).iterdir())
+    assert paths
+    return paths
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_must_hold_for_any_bytes_holds_for_the_corpus(target: str) -> None:
+def test_reader_accepts_or_refuses_each_input_of_the_corpus(target: str) -> None:
     for path in corpus(target):
         try:
             TARGETS[target](path.read_bytes())
@@ -138,23 +142,33 @@ def test_what_must_hold_for_any_bytes_holds_for_the_corpus(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @given(data=st.data())
-def test_and_for_what_chance_makes_of_it(target: str, data: st.DataObject) -> None:
-    begin, end = (data.draw(st.sampled_from(corpus(target))).read_bytes() for _ in range(2))
-    cut, resume = data.draw(st.integers(0, len(begin))), data.draw(st.integers(0, len(end)))
-    TARGETS[target](begin[:cut] + data.draw(st.binary(max_size=8)) + end[resume:])
+def test_reader_accepts_or_refuses_random_mixtures_of_the_corpus(
+    target: str, data: st.DataObject
+) -> None:
+    inputs = st.sampled_from(corpus(target))
+    begin = data.draw(inputs).read_bytes()
+    end = data.draw(inputs).read_bytes()
+    cut = data.draw(st.integers(0, len(begin)))
+    resume = data.draw(st.integers(0, len(end)))
+    inserted = data.draw(st.binary(max_size=8))
+
+    TARGETS[target](begin[:cut] + inserted + end[resume:])
 
 
-anything = st.recursive(
+def lists_and_objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    lists = st.lists(values, max_size=4)
+    objects = st.dictionaries(st.text(max_size=8), values, max_size=4)
+    return lists | objects
+
+
+scalars = (
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
-    ),
-    max_leaves=12,
+    | st.text(max_size=20)
 )
+anything = st.recursive(scalars, lists_and_objects, max_leaves=12)
 near_item = st.fixed_dictionaries(
     {}, optional={name: anything | st.just(value) for name, value in item().items()}
 )
@@ -168,9 +182,10 @@ near_document = st.fixed_dictionaries(
 
 
 @given(near_document)
-def test_and_for_a_document_that_is_nearly_right(near: dict[str, Any]) -> None:
+def test_document_reader_accepts_or_refuses_nearly_valid_documents(near: dict[str, Any]) -> None:
     try:
         encoded = msgspec.json.encode(near)
     except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError):
         return  # lone surrogates cannot even be sent
+
     document(encoded)

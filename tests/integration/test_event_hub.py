@@ -1,13 +1,12 @@
-"""The Event Hub sink against an AMQP peer: every change, keyed and in order.
-
-Every failure in its own words.
+"""The Event Hub sink against an AMQP server: it sends each change, keyed and in order, and quotes
+the reason of each failure.
 """
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import trustme
@@ -36,15 +35,14 @@ GROUP = "s-1/rg-1/westno"  # subscription, resource group and scale set of the V
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path) as found:
-        yield found
+    with Hub(tmp_path) as running_hub:
+        yield running_hub
 
 
-def config(hub: Hub, text: str = "", **fields: Any) -> SinkConfig:
-    secret = Secret(text or hub.connection_string())
-    return SinkConfig(
-        event_hub=EventHub(connection_string=secret, **{"timeout": Duration("60s"), **fields})
-    )
+def config(hub: Hub, connection_string: str = "", **fields: Any) -> SinkConfig:
+    secret = Secret(connection_string or hub.connection_string())
+    fields.setdefault("timeout", Duration("60s"))
+    return SinkConfig(event_hub=EventHub(connection_string=secret, **fields))
 
 
 def sent(settings: SinkConfig, *messages: Message) -> list[Receipt | SendError]:
@@ -58,115 +56,167 @@ def failure(settings: SinkConfig) -> SendError:
 
 
 def read(stored: Stored) -> Any:
-    """As the official SDK reads it."""
+    """Read an event with the official SDK of CloudEvents."""
     attributes = {"content-type": stored.content_type}
     return from_amqp_event(AMQPMessage(attributes, dict(stored.properties), stored.body))
 
 
-def test_changes_arrive_as_cloud_events_keyed_by_the_group_of_their_vm(hub: Hub) -> None:
-    one, two, other = message(), message({}, STARTED), message({"EventId": "X-1"})
-    assert sent(config(hub), one, other, two) == [Receipt()] * 3
-    first, stranger, second = hub.stored
-    assert {first.key, second.key, stranger.key} == {GROUP}
-    assert first.partition == second.partition
-    event = read(first)
-    assert event.get_id() == one.record.change_id
+def test_changes_arrive_as_cloud_events_keyed_by_their_vms_group(hub: Hub) -> None:
+    announced = message()
+    started = message({}, STARTED)
+    other = message({"EventId": "X-1"})
+
+    assert sent(config(hub), announced, other, started) == [Receipt()] * 3
+
+    stored_announced, stored_other, stored_started = hub.stored
+    assert {stored_announced.key, stored_other.key, stored_started.key} == {GROUP}
+    assert stored_announced.partition == stored_started.partition
+    event = read(stored_announced)
+    assert event.get_id() == announced.record.change_id
     assert event.get_type() == "notbefore.scheduled_event.announced.v1"
     assert event.get_subject() == ID
-    assert event.get_source() == one.record.resource_id
-    assert event.get_data().items() >= json.loads(one.record.line()).items()
-    assert read(second).get_type() == "notbefore.scheduled_event.started.v1"
+    assert event.get_source() == announced.record.resource_id
+    assert event.get_data().items() >= json.loads(announced.record.line()).items()
+    assert read(stored_started).get_type() == "notbefore.scheduled_event.started.v1"
 
 
-def test_what_is_cut_off_in_the_middle_is_sent_again_by_the_outbox_alone(hub: Hub) -> None:
+def test_interrupted_message_is_not_repeated_by_the_sdk(hub: Hub) -> None:
     with closing(sink_of(config(hub))) as sink:
         large = recording(message(), body="x" * 200_000)  # several frames
-        hub.order(
-            "cut:2"
-            # the SDK sends a batch twice, whatever its settings are; a third attempt would have
-            # success
-        )
+        # The SDK sends a batch twice, whatever its settings are. A third attempt would succeed.
+        hub.order("cut:2")
+
         with pytest.raises(SendError) as raised:
             sink.send(large)
         assert not raised.value.permanent
         assert hub.stored == []
+
         assert sink.send(large) == Receipt()
-    assert [read(one).get_subject() for one in hub.stored] == [ID]
+
+    (stored,) = hub.stored
+    assert read(stored).get_subject() == ID
 
 
-def test_what_is_too_large_for_the_hub_is_refused_for_good_and_stops_nothing(
+def test_oversized_message_is_refused_for_good_and_the_next_arrives(
     tmp_path: Path,
 ) -> None:
     with Hub(tmp_path, "--max-message", "9000") as small:
-        huge, later = recording(message(), body="x" * 9_000), message({"EventId": "later"})
+        huge = recording(message(), body="x" * 9_000)
+        later = message({"EventId": "later"})
+
         refused, arrived = sent(config(small), huge, later)
-        assert (isinstance(refused, SendError) and refused.permanent, arrived) == (True, Receipt())
-        assert [one.envelope["subject"] for one in small.stored] == ["later"]
+
+        assert isinstance(refused, SendError)
+        assert refused.permanent
+        assert arrived == Receipt()
+        (stored,) = small.stored
+        assert stored.envelope["subject"] == "later"
 
 
-REFUSALS = {
-    "reject:amqp:not-found": "NotFound",
-    "refuse:401": "Status code: 401",
-    "noack": "did not answer in time",
-    "freeze": "did not answer in time",
-}
-
-
-def test_each_refusal_is_told_in_the_hub_s_own_words_and_may_pass(hub: Hub) -> None:
-    for order, said in REFUSALS.items():
-        hub.order(order)
-        error = failure(config(hub, timeout=Duration("3s" if said.endswith("time") else "60s")))
-        assert (said in str(error), error.permanent) == (True, False), order
-        hub.order("calm")
-
-
-def test_tls_is_checked(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    names = {"127.0.0.1": "", "wrong.example.org": "certificate"}
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    for name, said in names.items():
-        certificate = tmp_path / "server.pem"
-        authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(certificate)
-        with Hub(tmp_path, "--cert", str(certificate)) as secured:
-            text = secured.connection_string().replace(
-                f"127.0.0.1:{secured.port}", "right.servicebus.windows.net"
-            )
-            text = text.removesuffix(";UseDevelopmentEmulator=true")
-            options = {
-                "endpoint": f"sb://127.0.0.1:{secured.port}",
-                "ca_file": str(tmp_path / "ca.pem"),
-            }
-            (outcome,) = sent(config(secured, text, **options))
-            if said:
-                assert isinstance(outcome, SendError)
-                assert said in str(outcome)
-                assert not outcome.permanent
-            else:
-                assert outcome == Receipt()
-
-
-def test_the_vm_s_identity_is_enough_and_through_no_proxy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("order", "reason", "timeout"),
+    [
+        ("reject:amqp:not-found", "NotFound", "60s"),
+        ("refuse:401", "Status code: 401", "60s"),
+        ("noack", "did not answer in time", "3s"),
+        ("freeze", "did not answer in time", "3s"),
+    ],
+)
+def test_refusal_of_the_hub_is_quoted_and_temporary(
+    hub: Hub, order: str, reason: str, timeout: str
 ) -> None:
+    hub.order(order)
+
+    error = failure(config(hub, timeout=Duration(timeout)))
+
+    assert reason in str(error)
+    assert not error.permanent
+
+
+@contextmanager
+def hub_with_certificate(directory: Path, name: str) -> Iterator[Hub]:
+    """Start a hub with a certificate for ``name``; its authority's is in ``ca.pem``."""
     authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
-        tmp_path / "s.pem"
+    authority.cert_pem.write_to_path(directory / "ca.pem")
+    certificate = directory / "server.pem"
+    authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(certificate)
+    with Hub(directory, "--cert", str(certificate)) as hub:
+        yield hub
+
+
+def config_with_tls(hub: Hub, directory: Path) -> SinkConfig:
+    connection_string = hub.connection_string().removesuffix(";UseDevelopmentEmulator=true")
+    return config(
+        hub,
+        connection_string.replace(f"127.0.0.1:{hub.port}", "right.servicebus.windows.net"),
+        endpoint=f"sb://127.0.0.1:{hub.port}",
+        ca_file=str(directory / "ca.pem"),
     )
-    with HttpPeer() as imds, Hub(tmp_path, "--cert", str(tmp_path / "s.pem")) as hub:
-        token = {
-            "access_token": "a.b.c",
-            "expires_in": "3600",
-            "resource": "https://eventhubs.azure.net/",
-        }
-        imds.default = Say(200, (("Content-Type", "application/json"),), json.dumps(token).encode())
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
-        where: Any = {"endpoint": f"sb://127.0.0.1:{hub.port}", "ca_file": str(tmp_path / "ca.pem")}
-        settings = EventHub(namespace="fleet.servicebus.windows.net", hub="changes", **where)
+
+
+def test_sink_sends_over_tls_when_the_certificate_is_right(tmp_path: Path) -> None:
+    with hub_with_certificate(tmp_path, "127.0.0.1") as hub:
+        (outcome,) = sent(config_with_tls(hub, tmp_path))
+
+    assert outcome == Receipt()
+
+
+def test_certificate_of_another_name_is_a_temporary_failure(tmp_path: Path) -> None:
+    with hub_with_certificate(tmp_path, "wrong.example.org") as hub:
+        error = failure(config_with_tls(hub, tmp_path))
+
+    assert "certificate" in str(error)
+    assert not error.permanent
+
+
+@pytest.fixture
+def imds_with_token() -> Iterator[HttpPeer]:
+    token = {
+        "access_token": "a.b.c",
+        "expires_in": "3600",
+        "resource": "https://eventhubs.azure.net/",
+    }
+    headers = (("Content-Type", "application/json"),)
+    with HttpPeer() as imds:
+        imds.default = Say(200, headers, json.dumps(token).encode())
+        yield imds
+
+
+def settings_with_identity(hub: Hub, directory: Path) -> EventHub:
+    return EventHub(
+        namespace="fleet.servicebus.windows.net",
+        hub="changes",
+        endpoint=f"sb://127.0.0.1:{hub.port}",
+        ca_file=str(directory / "ca.pem"),
+    )
+
+
+def test_sink_authenticates_with_the_identity_of_the_vm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imds_with_token: HttpPeer
+) -> None:
+    monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds_with_token.url)
+    with hub_with_certificate(tmp_path, "127.0.0.1") as hub:
+        settings = settings_with_identity(hub, tmp_path)
+
         assert sent(SinkConfig(event_hub=settings)) == [Receipt()]
-        monkeypatch.delenv("AZURE_POD_IDENTITY_AUTHORITY_HOST")
-        monkeypatch.setenv("no_proxy", "localhost")
-        monkeypatch.setenv("http_proxy", imds.url)  # it would answer as well
-        for auth in ("managed_identity", "default"):
-            failure(SinkConfig(event_hub=replace(settings, auth=auth, timeout=Duration("2s"))))
-        assert len(hub.stored) == len(imds.requests) == 1
+
+        assert len(hub.stored) == 1
+        assert len(imds_with_token.requests) == 1
+
+
+@pytest.mark.parametrize("auth", ["managed_identity", "default"])
+def test_sink_asks_no_proxy_for_the_identity_of_the_vm(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    imds_with_token: HttpPeer,
+    auth: Literal["managed_identity", "default"],
+) -> None:
+    monkeypatch.setenv("no_proxy", "localhost")
+    monkeypatch.setenv("http_proxy", imds_with_token.url)  # this proxy would answer with a token
+    with hub_with_certificate(tmp_path, "127.0.0.1") as hub:
+        settings = replace(settings_with_identity(hub, tmp_path), auth=auth, timeout=Duration("2s"))
+
+        failure(SinkConfig(event_hub=settings))
+
+        assert not hub.stored
+        assert not imds_with_token.requests
