@@ -1,4 +1,4 @@
-"""The history of an instance: events that are over, each once; in one file."""
+"""The history of an instance: a file with each ended event once."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ def write(directory: Path, *events: PastEvent) -> History:
     return history
 
 
-def ids(found: Iterable[PastEvent]) -> list[str]:
-    return [one.event_id for one in found]
+def ids(events: Iterable[PastEvent]) -> list[str]:
+    return [event.event_id for event in events]
 
 
-def test_an_event_that_is_written_again_stays_one_with_what_was_learnt_late(tmp_path: Path) -> None:
+def test_rewritten_event_replaces_its_earlier_entry(tmp_path: Path) -> None:
     later = THEN + timedelta(hours=1)
     write(
         tmp_path,
@@ -34,26 +34,31 @@ def test_an_event_that_is_written_again_stays_one_with_what_was_learnt_late(tmp_
         past("B", resource_group="lab"),
     )
     history = write(tmp_path, past("a", closed=later))
+
     assert ids(read_past(history.past(0.0))) == ["B", "B", "B", "a"]
-    (one,) = read_past(history.past(NOW + 60))  # only what was over since then
-    assert (one.event_id, one.outcome) == ("a", "finished")
+    (event,) = read_past(history.past(NOW + 60))  # only those that ended since then
+    assert event.event_id == "a"
+    assert event.outcome == "finished"
 
 
-def test_several_instances_histories_are_read_together_and_the_newest_counts(
+def test_newest_entry_counts_when_histories_of_instances_are_merged(
     tmp_path: Path,
 ) -> None:
-    one = write(tmp_path / "one", past("A"), past("B", outcome="unknown"))
-    two = write(tmp_path / "two", past("B", closed=THEN + timedelta(seconds=9)), past("C"))
-    found = read_past(
-        [*one.past(0.0), b"{", *two.past(0.0), *History(tmp_path / "nothing").past(0.0)]
-    )
-    assert ids(found) == ["A", "C", "B"]
-    assert found[-1].outcome == "finished"
+    first = write(tmp_path / "first", past("A"), past("B", outcome="unknown"))
+    second = write(tmp_path / "second", past("B", closed=THEN + timedelta(seconds=9)), past("C"))
+    empty = History(tmp_path / "empty")
+    unreadable = b"{"
+
+    events = read_past([*first.past(0.0), unreadable, *second.past(0.0), *empty.past(0.0)])
+
+    assert ids(events) == ["A", "C", "B"]
+    assert events[-1].outcome == "finished"
 
 
-def test_what_is_older_than_is_to_be_kept_is_deleted(tmp_path: Path) -> None:
+def test_history_deletes_events_older_than_its_limit(tmp_path: Path) -> None:
     history = History(tmp_path, keep=86_400.0)
     history.write([past("A", closed=THEN - timedelta(days=2)), past("B")], NOW)
+
     assert ids(read_past(history.past(0.0))) == ["B"]
 
 
@@ -64,13 +69,13 @@ def test_history_is_empty_until_its_table_is_created(tmp_path: Path) -> None:
     assert history.past(0.0) == []
 
 
-def test_a_history_with_an_entry_that_is_no_event_says_so_and_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("entry", [None, b"\xff", "text"])
+def test_unreadable_entry_is_an_error_with_the_remedy(tmp_path: Path, entry: object) -> None:
     history = write(tmp_path, past("A"))
-    for entry in (None, b"\xff", "text"):
-        sqlite3.connect(history.path, isolation_level=None).execute(
-            "UPDATE past SET event = ?", [entry]
-        )
-        with pytest.raises(
-            StoreError, match=r"fleet-history.db cannot be read \(.*move the file away"
-        ):
-            history.past(0.0)
+    database = sqlite3.connect(history.path, isolation_level=None)
+    database.execute("UPDATE past SET event = ?", [entry])
+    database.close()
+
+    remedy = r"fleet-history.db cannot be read \(.*move the file away"
+    with pytest.raises(StoreError, match=remedy):
+        history.past(0.0)

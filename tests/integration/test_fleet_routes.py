@@ -1,6 +1,4 @@
-"""Which sinks a fleet's notifications go to: by the place that the VMs of an event, or of a wave,
-have in common.
-"""
+"""A fleet routes its notifications by the place that the VMs of an event or a wave share."""
 
 import time
 from collections.abc import Iterable
@@ -14,6 +12,7 @@ from msgspec.structs import replace
 from notbefore.config.load import load
 from notbefore.core.delivery import Delivery
 from notbefore.core.record import Heartbeat, Record, Vm
+from notbefore.core.routing import Routing
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
@@ -22,7 +21,8 @@ from notbefore.wording.records import heartbeat_of
 from support.fleet_log import EACH, grouped
 from support.fleet_records import body, report, vm
 
-WEB, DATA = vm("web_0"), vm("data_0", scale_set="data")
+WEB = vm("web_0")
+DATA = vm("data_0", scale_set="data")
 ALONE = replace(
     vm("db", scale_set="", region="northeurope"),
     resource_group="databases",
@@ -43,8 +43,22 @@ ROUTES = [
 def notified(
     directory: Path, *records: Record | Heartbeat, grouping: Grouping = EACH, after: float = 60.0
 ) -> set[str]:
-    """The sinks that notifications of these records go to."""
-    return {one.sink for one in deliveries_of(directory, [records], grouping, after)}
+    """Return the sinks that notifications of these records go to."""
+    return {delivery.sink for delivery in deliveries_of(directory, [records], grouping, after)}
+
+
+def routing_of(directory: Path) -> Routing:
+    """Load a configuration with ``ROUTES``."""
+    directory.mkdir(exist_ok=True)
+    path = directory / "fleet.yml"
+    hub = {"namespace": "a.servicebus.windows.net", "hub": "changes"}
+    values = {
+        "fleet": {"hub": hub},
+        "sinks": {name: {"webhook": {"url": f"https://example.org/{name}"}} for name in SINKS},
+        "routes": ROUTES,
+    }
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return load(path, {}, {}).routing
 
 
 def deliveries_of(
@@ -53,82 +67,100 @@ def deliveries_of(
     grouping: Grouping,
     after: float = 60.0,
 ) -> list[Delivery]:
-    """The deliveries that these records cause.
+    """Return the deliveries that these records cause.
 
-    Between two parts the hub has none for two times ``after`` seconds.
+    After each part the hub has no records for two times ``after`` seconds.
     """
-    directory.mkdir(exist_ok=True)
-    path = directory / "fleet.yml"
-    hooks = {name: {"webhook": {"url": f"https://example.org/{name}"}} for name in SINKS}
-    hub = {"namespace": "a.servicebus.windows.net", "hub": "changes"}
-    path.write_text(
-        yaml.safe_dump({"fleet": {"hub": hub}, "sinks": hooks, "routes": ROUTES}), encoding="utf-8"
-    )
-    routing = load(path, {}, {}).routing
-    outbox = FleetOutbox(routing, lambda: None, time.time)
-    fold, now = Partition("0", replace(grouping, routes=routing.routes)), time.time()
-    found: list[Delivery] = []
+    routing = routing_of(directory)
+    outbox = FleetOutbox(routing, wake_no_one, time.time)
+    fold = Partition("0", replace(grouping, routes=routing.routes))
+    now = time.time()
+    deliveries: list[Delivery] = []
     for records in parts:
-        made: list[Notification] = []
+        notifications: list[Notification] = []
         for record in records:
             number = fold.state.position.sequence + 1
-            made += fold.add(body(record), Position(str(number), number, now))
+            notifications += fold.add(body(record), Position(str(number), number, now))
         for later in (1, after, 2 * after):
-            made += fold.advance(now + later)
+            notifications += fold.advance(now + later)
         now += 2 * after
-        for one in made:
-            outbox.commit("0", one)
-        found += outbox.part("0", fold.event_keys()).rows
+        for notification in notifications:
+            outbox.commit("0", notification)
+        deliveries += outbox.part("0", fold.event_keys()).rows
         outbox.leave("0")
-    return found
+    return deliveries
 
 
-PAYMENTS, SEARCH = (
-    vm(f"db_{number}", "", Team=team) for number, team in enumerate(("payments", "search"))
-)
+def wake_no_one() -> None:
+    """Stand for the courier, which these tests do not start."""
+
+
+PAYMENTS = vm("db_0", "", Team="payments")
+SEARCH = vm("db_1", "", Team="search")
 
 
 @pytest.mark.parametrize(
-    ("who", "sinks"),
+    ("sender", "sinks"),
     [
-        (WEB, {"web", "rest"}),
-        (DATA, {"rest"}),
-        (ALONE, {"northern", "databases", "other"}),
-        (PAYMENTS, {"payments", "rest"}),
-        (SEARCH, {"rest"}),
+        pytest.param(WEB, {"web", "rest"}, id="scale-set"),
+        pytest.param(DATA, {"rest"}, id="no-route-of-its-own"),
+        pytest.param(ALONE, {"northern", "databases", "other"}, id="place"),
+        pytest.param(PAYMENTS, {"payments", "rest"}, id="tag"),
+        pytest.param(SEARCH, {"rest"}, id="tag-without-route"),
     ],
 )
-def test_an_event_goes_where_its_vms_are_or_where_their_tags_say(
-    who: Vm, sinks: set[str], tmp_path: Path
+def test_event_is_routed_by_place_and_tags_of_its_vm(
+    sender: Vm, sinks: set[str], tmp_path: Path
 ) -> None:
-    assert notified(tmp_path, report(who, "announced")) == sinks
+    assert notified(tmp_path, report(sender, "announced")) == sinks
 
 
-def test_the_tags_of_the_affected_vms_count_whoever_reports_first(tmp_path: Path) -> None:
-    first = report(SEARCH, "announced", resources=[PAYMENTS.name])
-    assert notified(
-        tmp_path / "one", heartbeat_of(PAYMENTS, (), "1", first.time, 300.0), first
-    ) == {"payments", "rest"}
-    # nothing was heard from the one that it affects
-    assert notified(tmp_path / "two", first) == {"rest"}
-    both = report(SEARCH, "announced", resources=[PAYMENTS.name, SEARCH.name])
-    assert notified(tmp_path / "three", report(PAYMENTS, "announced"), both) == {"payments", "rest"}
+def test_tags_of_the_affected_vm_count_when_it_has_sent_a_heartbeat(tmp_path: Path) -> None:
+    by_peer = report(SEARCH, "announced", resources=[PAYMENTS.name])
+    heartbeat = heartbeat_of(PAYMENTS, (), "1", by_peer.time, 300.0)
+
+    assert notified(tmp_path, heartbeat, by_peer) == {"payments", "rest"}
 
 
-def test_who_was_notified_of_a_wave_is_notified_of_its_end_whatever_joins_it(
+def test_no_tags_count_when_only_a_peer_has_reported(tmp_path: Path) -> None:
+    by_peer = report(SEARCH, "announced", resources=[PAYMENTS.name])
+
+    assert notified(tmp_path, by_peer) == {"rest"}
+
+
+def test_tags_of_each_affected_vm_count(tmp_path: Path) -> None:
+    first = report(PAYMENTS, "announced")
+    second = report(SEARCH, "announced", resources=[PAYMENTS.name, SEARCH.name])
+
+    assert notified(tmp_path, first, second) == {"payments", "rest"}
+
+
+def test_receivers_of_a_wave_get_its_end_when_other_vms_join(
     tmp_path: Path,
 ) -> None:
-    both = [report(who, "announced", f"E-{who.name}") for who in (WEB, DATA)]
-    over = [report(who, "canceled", f"E-{who.name}") for who in (WEB, DATA)]
+    parts = [
+        [report(WEB, "announced", "E-web")],
+        [report(DATA, "announced", "E-data")],
+        [report(WEB, "canceled", "E-web"), report(DATA, "canceled", "E-data")],
+    ]
     grouping = grouped(("event_type",), 0.0, 10.0)
-    made = deliveries_of(tmp_path, [both[:1], both[1:], over], grouping)
-    found = {(one.kind, one.sink, Record.read(one.record).scale_set) for one in made}
-    kinds = ("announced", "canceled")
-    assert found == {
-        (kind, *to) for kind in kinds for to in (("web", "web"), ("rest", "web"), ("rest", "data"))
+
+    notifications = {
+        (delivery.kind, delivery.sink, Record.read(delivery.record).scale_set)
+        for delivery in deliveries_of(tmp_path, parts, grouping)
+    }
+
+    assert notifications == {
+        ("announced", "web", "web"),
+        ("announced", "rest", "web"),
+        ("announced", "rest", "data"),
+        ("canceled", "web", "web"),
+        ("canceled", "rest", "web"),
+        ("canceled", "rest", "data"),
     }
 
 
-def test_silent_vms_are_a_type_that_routes_match(tmp_path: Path) -> None:
+def test_route_matches_silent_vms_as_an_event_type(tmp_path: Path) -> None:
     heartbeat = heartbeat_of(WEB, (), "1", datetime.now(UTC), 10.0)
+
     assert notified(tmp_path, heartbeat, after=100.0) == {"silent"}

@@ -1,5 +1,5 @@
-"""What people write wrongly, and what ``check-config`` says to it: the table in
-``corpus/wrong_configurations.yml``.
+"""``check-config`` names each mistake of the table ``corpus/wrong_configurations.yml``, and says
+what to do.
 """
 
 import re
@@ -18,8 +18,14 @@ CASES: list[dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
 pytestmark = pytest.mark.usefixtures("log_as_before")
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"line-{number}" for number, _ in enumerate(CASES)])
-def test_it_is_said_what_is_wrong_and_what_to_do(
+def on_one_line(case: dict[str, Any]) -> str:
+    """Return the id of a case: the beginning of its configuration."""
+    words = case["given"].split()
+    return " ".join(words)[:60]
+
+
+@pytest.mark.parametrize("case", CASES, ids=on_one_line)
+def test_check_config_names_the_mistake_and_the_remedy(
     case: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -31,12 +37,20 @@ def test_it_is_said_what_is_wrong_and_what_to_do(
     (tmp_path / "data").write_text("no program", encoding="utf-8")
     for name, value in case.get("set", {}).items():
         monkeypatch.setenv(name, value)
+
     code = main(["check-config", str(path)])
-    said = capsys.readouterr().err.strip().replace(str(path), "FILE").replace(str(tmp_path), "HERE")
-    expected = ".*".join(map(re.escape, case["says"].split("...")))
-    assert re.fullmatch(f"notbefore: {expected}" if expected else "", said), said
+
+    message = capsys.readouterr().err.strip()
+    message = message.replace(str(path), "FILE").replace(str(tmp_path), "HERE")
+    assert re.fullmatch(pattern_of(case["says"]), message), message
     assert code == case["exit"]
-    if code == 0 and said:
-        assert main(["check-config", "--strict", str(path)]) == 2, (
-            "a warning is an error where that is asked for"
-        )
+    if code == 0 and message:  # with ``--strict``, a warning is an error
+        assert main(["check-config", "--strict", str(path)]) == 2
+
+
+def pattern_of(sentence: str) -> str:
+    """Return the pattern of a message; ``...`` in the table stands for any text."""
+    if not sentence:
+        return ""
+    parts = [re.escape(part) for part in sentence.split("...")]
+    return "notbefore: " + ".*".join(parts)
