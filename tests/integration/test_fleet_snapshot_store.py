@@ -1,5 +1,5 @@
-"""Checkpoints and snapshots in Blob Storage, against Azurite: who has what, and what somebody has
-deleted.
+"""Checkpoints and snapshots in Blob Storage, against Azurite: owners of partitions, lost and
+deleted snapshots.
 """
 
 import asyncio
@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,197 +23,243 @@ from notbefore.fleet.snapshot_store import LostPartitionError, Others
 from support.azurite import CONTAINER, Azurite
 from support.fleet_log import grouped
 
-WHOSE = ("fleet.example", "changes", "$default")
+GROUP = ("fleet.example", "changes", "$default")  # namespace, hub and consumer group
 AT = Position("40", 7, 1_700_000_000.5)
 CREATED = 1_600_000_000.0
 
 
 @pytest.fixture
 def blobs(tmp_path: Path) -> Iterator[Azurite]:
-    with Azurite(tmp_path) as found:
-        yield found
+    with Azurite(tmp_path) as azurite:
+        yield azurite
 
 
-def with_snapshots(text: str, do: Callable[[BlobSnapshots], Awaitable[None]]) -> None:
+def with_snapshots(connection_string: str, use: Callable[[BlobSnapshots], Awaitable[None]]) -> None:
+    """Open the container, call ``use`` with it, and close it."""
+
     async def run() -> None:
-        made = make_blob_snapshots(
-            Checkpoints(connection_string=Secret(text), container=CONTAINER), None
-        )
-        made.belong_to(*WHOSE)
-        made.hub_was_made(CREATED)
+        checkpoints = Checkpoints(connection_string=Secret(connection_string), container=CONTAINER)
+        snapshots = make_blob_snapshots(checkpoints, None)
+        snapshots.belong_to(*GROUP)
+        snapshots.hub_was_made(CREATED)
         try:
-            await do(made)
+            await use(snapshots)
         finally:
-            await made.close()
+            await snapshots.close()
 
     asyncio.run(run())
 
 
-def owned() -> dict[str, Any]:
-    names = ("fully_qualified_namespace", "eventhub_name", "consumer_group")
-    return dict(zip(names, WHOSE, strict=True)) | {"partition_id": "0", "owner_id": "somebody"}
+def ownership(partition: str = "0", owner: str = "first") -> dict[str, Any]:
+    """Return a claim as the SDK makes it."""
+    namespace, hub, group = GROUP
+    return {
+        "fully_qualified_namespace": namespace,
+        "eventhub_name": hub,
+        "consumer_group": group,
+        "partition_id": partition,
+        "owner_id": owner,
+    }
 
 
-def test_who_has_a_partition_is_known_by_the_clock_of_the_store(
-    blobs: Azurite, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ahead", [0, 7200, -7200])
+def test_ownership_has_the_time_of_this_machine_when_the_clocks_differ(
+    blobs: Azurite, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
-    async def ask(snapshots: BlobSnapshots) -> None:
-        await snapshots.claim_ownership([owned()])
-        real = time.time
-        for ahead in (0, 7200, -7200):
-            monkeypatch.setattr(time, "time", lambda: real() + ahead)
-            (found,) = await snapshots.list_ownership(*WHOSE)
-            assert abs(found["last_modified_time"] - time.time()) < 30
+    real_time = time.time
 
-    with_snapshots(blobs.connection_string, ask)
+    def time_of_wrong_clock() -> float:
+        return real_time() + ahead
+
+    async def claim_and_list(snapshots: BlobSnapshots) -> None:
+        await snapshots.claim_ownership([ownership()])
+        monkeypatch.setattr(time, "time", time_of_wrong_clock)
+
+        (listed,) = await snapshots.list_ownership(*GROUP)
+
+        assert abs(listed["last_modified_time"] - time.time()) < 30
+
+    with_snapshots(blobs.connection_string, claim_and_list)
 
 
-def test_after_the_store_was_away_everybody_still_has_what_he_had(blobs: Azurite) -> None:
-    async def ask(snapshots: BlobSnapshots) -> None:
-        (claimed,) = await snapshots.claim_ownership([owned()])
+def test_owners_keep_their_partitions_after_the_store_was_away(blobs: Azurite) -> None:
+    async def stop_and_start_store(snapshots: BlobSnapshots) -> None:
+        (claimed,) = await snapshots.claim_ownership([ownership()])
         await asyncio.sleep(1.1)  # the store's times are whole seconds
         blobs.stop()
         with pytest.raises(AzureError):
-            await snapshots.list_ownership(*WHOSE)
+            await snapshots.list_ownership(*GROUP)
         blobs.start()
-        (found,) = await snapshots.list_ownership(*WHOSE)
-        assert claimed["last_modified_time"] + 1 < found["last_modified_time"] <= time.time()
 
-    with_snapshots(blobs.connection_string, ask)
+        (listed,) = await snapshots.list_ownership(*GROUP)
+
+        assert claimed["last_modified_time"] + 1 < listed["last_modified_time"] <= time.time()
+
+    with_snapshots(blobs.connection_string, stop_and_start_store)
 
 
 def test_recreated_container_is_filled_before_any_partition_is_claimed(
     blobs: Azurite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use(snapshots: BlobSnapshots) -> None:
-        await snapshots.write("0", b"one", AT)
-        await snapshots.claim_ownership([owned()])
+        await snapshots.write("0", b"first", AT)
+        await snapshots.claim_ownership([ownership()])
         await asyncio.to_thread(blobs.delete_container)
         with pytest.raises(AzureError, match="container does not exist") as refused:
-            await snapshots.write("0", b"two", AT)
+            await snapshots.write("0", b"second", AT)
         assert in_words(refused.value).endswith("ErrorCode:ContainerNotFound")
+
         await asyncio.to_thread(blobs.make_container)
-        await snapshots.write("0", b"two", AT)
+        await snapshots.write("0", b"second", AT)
         with pytest.raises(AzureError, match="the checkpoints were deleted"):
-            await snapshots.list_ownership(*WHOSE)
-        later = SimpleNamespace(
-            time=time.time, monotonic=lambda: time.monotonic() + blob_snapshots.HOLD_SECONDS
-        )
-        monkeypatch.setattr(blob_snapshots, "time", later)
-        assert await snapshots.list_ownership(*WHOSE) == []
+            await snapshots.list_ownership(*GROUP)
+
+        monkeypatch.setattr(blob_snapshots, "time", _TimeAfterHold)
+        assert await snapshots.list_ownership(*GROUP) == []
         assert (await snapshots.listed()).keys() == {"0"}
-        assert await snapshots.read("0") == b"two"
+        assert await snapshots.read("0") == b"second"
 
     with_snapshots(blobs.connection_string, use)
 
 
-@pytest.mark.parametrize("deleted", [False, True])
-def test_who_has_taken_a_partition_or_written_it_anew_is_the_only_one_that_can_write_it(
-    blobs: Azurite, *, deleted: bool
-) -> None:
-    async def use(one: BlobSnapshots) -> None:
-        await one.write("0", b"one", AT)
-        if deleted:
-            await asyncio.to_thread(blobs.delete_container)
-            await asyncio.to_thread(blobs.make_container)
-        await asyncio.to_thread(with_snapshots, blobs.connection_string, takes)
+class _TimeAfterHold:
+    """The module ``time`` once the instances have had time to write their snapshots again."""
+
+    time = staticmethod(time.time)
+
+    @staticmethod
+    def monotonic() -> float:
+        return time.monotonic() + blob_snapshots.HOLD_SECONDS
+
+
+def test_former_owner_cannot_write_a_partition_that_was_taken(blobs: Azurite) -> None:
+    async def use(former_owner: BlobSnapshots) -> None:
+        await former_owner.write("0", b"former", AT)
+        await asyncio.to_thread(with_snapshots, blobs.connection_string, take)
+
         with pytest.raises(LostPartitionError):
-            await one.write("0", b"one, later", AT)
-        assert await one.read("0") == (b"another" if deleted else b"one")
+            await former_owner.write("0", b"former, later", AT)
 
-    async def takes(another: BlobSnapshots) -> None:
-        assert await another.take("0") == (b"" if deleted else b"one")
-        if deleted:
-            await another.write("0", b"another", AT)
+        assert await former_owner.read("0") == b"former"
+
+    async def take(new_owner: BlobSnapshots) -> None:
+        assert await new_owner.take("0") == b"former"
 
     with_snapshots(blobs.connection_string, use)
 
 
-def test_a_position_that_cannot_be_read_or_is_of_another_hub_blinds_nobody(blobs: Azurite) -> None:
+def test_former_owner_cannot_write_a_partition_that_was_written_after_a_deletion(
+    blobs: Azurite,
+) -> None:
+    async def use(former_owner: BlobSnapshots) -> None:
+        await former_owner.write("0", b"former", AT)
+        await asyncio.to_thread(blobs.delete_container)
+        await asyncio.to_thread(blobs.make_container)
+        await asyncio.to_thread(with_snapshots, blobs.connection_string, take_and_write)
+
+        with pytest.raises(LostPartitionError):
+            await former_owner.write("0", b"former, later", AT)
+
+        assert await former_owner.read("0") == b"new"
+
+    async def take_and_write(new_owner: BlobSnapshots) -> None:
+        assert await new_owner.take("0") == b""
+        await new_owner.write("0", b"new", AT)
+
+    with_snapshots(blobs.connection_string, use)
+
+
+def test_positions_that_are_unreadable_or_of_another_hub_are_left_out(blobs: Azurite) -> None:
     async def use(snapshots: BlobSnapshots) -> None:
         await snapshots.write("0", b"good", AT)
         await snapshots.write("1", b"old", AT._replace(enqueued=CREATED - 1))
-        container = snapshots._container_client
-        for name, metadata in (
-            ("2", {}),
-            ("3", {"offset": "x", "sequencenumber": "\u0661x", "enqueued": "y"}),
-        ):
-            await container.get_blob_client(f"{'/'.join(WHOSE)}/checkpoint/{name}").upload_blob(
-                b"",
-                metadata={
-                    key: value.encode("ascii", "replace").decode()
-                    for key, value in metadata.items()
-                },
-            )
-        found = await snapshots.list_checkpoints(*WHOSE)
-        assert [(one["partition_id"], one["offset"]) for one in found] == [("0", AT.offset)]
+        await upload(snapshots, "2", {})
+        await upload(snapshots, "3", {"offset": "x", "sequencenumber": "?x", "enqueued": "y"})
+
+        (checkpoint,) = await snapshots.list_checkpoints(*GROUP)
+
+        assert checkpoint["partition_id"] == "0"
+        assert checkpoint["offset"] == AT.offset
         assert await snapshots.take("2") == b""
+
+    async def upload(snapshots: BlobSnapshots, partition: str, metadata: dict[str, str]) -> None:
+        path = f"{'/'.join(GROUP)}/checkpoint/{partition}"
+        blob = snapshots._container_client.get_blob_client(path)
+        await blob.upload_blob(b"", metadata=metadata)
 
     with_snapshots(blobs.connection_string, use)
 
 
-def test_a_partition_that_somebody_wrote_while_it_was_taken_is_not_taken(
+def test_partition_is_not_taken_when_it_was_written_meanwhile(
     blobs: Azurite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use(snapshots: BlobSnapshots) -> None:
-        await snapshots.write("0", b"one", AT)
-        client = snapshots._get_blob_client(f"{'/'.join(WHOSE)}/checkpoint/0")
+        await snapshots.write("0", b"first", AT)
+        client = snapshots._get_blob_client(f"{'/'.join(GROUP)}/checkpoint/0")
         download = client.download_blob
 
-        async def stale() -> Any:  # as a store does that returns an old snapshot
-            found = await download()
-            found.properties.etag = '"0x0"'
-            return found
+        async def download_stale() -> Any:  # as a store does that returns an old snapshot
+            blob = await download()
+            blob.properties.etag = '"0x0"'
+            return blob
 
-        monkeypatch.setattr(client, "download_blob", stale)
+        monkeypatch.setattr(client, "download_blob", download_stale)
         with pytest.raises(AzureError):
             await snapshots.take("0")
 
     with_snapshots(blobs.connection_string, use)
 
 
-def test_a_snapshot_that_has_not_changed_is_not_read_again(
+def test_unchanged_snapshot_is_not_read_again(
     blobs: Azurite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_store, "EVERY", 0.0)
-    asked: list[str] = []
+    partitions_read: list[str] = []
+
+    def snapshot(partition: str, at: float) -> bytes:
+        return compressed(Partition(partition, grouped()).snapshot(at))
 
     async def use(snapshots: BlobSnapshots) -> None:
-        others, real = Others(snapshots, ()), snapshots.read
+        others = Others(snapshots, ())
+        read = snapshots.read
 
-        async def read(name: str) -> bytes:
-            asked.append(name)
-            return await real(name)
+        async def noting_read(partition: str) -> bytes:
+            partitions_read.append(partition)
+            return await read(partition)
 
-        monkeypatch.setattr(snapshots, "read", read)
-        for name in ("0", "1"):
-            await snapshots.write(name, compressed(Partition(name, grouped()).snapshot(1.0)), AT)
-        for _ in range(2):
-            await others.look()
-        assert asked == ["0", "1"]
-        await snapshots.write("1", compressed(Partition("1", grouped()).snapshot(2.0)), AT)
+        monkeypatch.setattr(snapshots, "read", noting_read)
+        await snapshots.write("0", snapshot("0", 1.0), AT)
+        await snapshots.write("1", snapshot("1", 1.0), AT)
         await others.look()
-        assert asked == ["0", "1", "1"]
-        assert {name: one.at for name, one in others.found.items()} == {"0": 1.0, "1": 2.0}
+        await others.look()
+        assert partitions_read == ["0", "1"]
+
+        await snapshots.write("1", snapshot("1", 2.0), AT)
+        await others.look()
+
+        assert partitions_read == ["0", "1", "1"]
+        assert others.found["0"].at == 1.0
+        assert others.found["1"].at == 2.0
 
     with_snapshots(blobs.connection_string, use)
 
 
-def test_a_note_that_somebody_else_changes_meanwhile_is_not_overwritten(blobs: Azurite) -> None:
-    async def use(one: BlobSnapshots) -> None:
-        await one.change("mutes", lambda body: body + b"one")
+def test_note_is_not_overwritten_when_another_instance_changes_it_meanwhile(blobs: Azurite) -> None:
+    async def use(slow: BlobSnapshots) -> None:
+        await slow.change("mutes", lambda body: body + b"first")
 
-        def late(body: bytes) -> bytes:
+        def append_late(body: bytes) -> bytes:
             with ThreadPoolExecutor(1) as pool:
-                pool.submit(with_snapshots, blobs.connection_string, adds).result()
+                pool.submit(with_snapshots, blobs.connection_string, append_meanwhile).result()
             return body + b", late"
 
         with pytest.raises(AzureError, match="someone else has just changed"):
-            await one.change("mutes", late)
-        assert await one.read("mutes") == b"one, another"
+            await slow.change("mutes", append_late)
 
-    async def adds(another: BlobSnapshots) -> None:
-        await another.change("mutes", lambda body: body + b", another")
+        assert await slow.read("mutes") == b"first, another"
+
+    async def append_meanwhile(quick: BlobSnapshots) -> None:
+        await quick.change("mutes", lambda body: body + b", another")
 
     with_snapshots(blobs.connection_string, use)
 
@@ -222,20 +267,19 @@ def test_a_note_that_somebody_else_changes_meanwhile_is_not_overwritten(blobs: A
 def test_restarted_instance_takes_its_partitions_back_at_once(
     blobs: Azurite, tmp_path: Path
 ) -> None:
-    others = owned() | {"partition_id": "1", "owner_id": "another"}
-
     async def claim(snapshots: BlobSnapshots) -> None:
         snapshots.owner_ids = OwnerIds(tmp_path / "owners")
-        await snapshots.claim_ownership([owned()])
-        (own,) = await snapshots.list_ownership(*WHOSE)
-        assert own["owner_id"] == "somebody"
+        await snapshots.claim_ownership([ownership()])
+        (listed,) = await snapshots.list_ownership(*GROUP)
+        assert listed["owner_id"] == "first"
 
     async def claim_other(snapshots: BlobSnapshots) -> None:
-        await snapshots.claim_ownership([others])
+        await snapshots.claim_ownership([ownership("1", "another")])
 
     async def restart(snapshots: BlobSnapshots) -> None:
         snapshots.owner_ids = OwnerIds(tmp_path / "owners")
-        listed = {one["partition_id"]: one for one in await snapshots.list_ownership(*WHOSE)}
+        ownerships = await snapshots.list_ownership(*GROUP)
+        listed = {ownership["partition_id"]: ownership for ownership in ownerships}
         assert listed["0"]["owner_id"] == ""
         assert listed["1"]["owner_id"] == "another"
 
@@ -255,11 +299,11 @@ def test_snapshot_of_a_newer_version_keeps_its_writer(blobs: Azurite) -> None:
 
         await asyncio.to_thread(with_snapshots, blobs.connection_string, refuse)
 
-        await newer_version.write("0", newer, AT)  # nobody has taken it
+        await newer_version.write("0", newer, AT)  # it still has the partition
 
     async def refuse(older_version: BlobSnapshots) -> None:
         with pytest.raises(NewerSnapshotError):
             await older_version.take("0")
-        assert list(await older_version.claim_ownership([owned()])) == []
+        assert list(await older_version.claim_ownership([ownership()])) == []
 
     with_snapshots(blobs.connection_string, write)
