@@ -55,6 +55,7 @@ def failure(endpoint: str, timeout: float = 20.0) -> ImdsError:
 def test_it_sends_the_header_that_imds_asks_for_and_reads_the_answer() -> None:
     with serving(answer(body=b'{"a":1}')) as (endpoint, seen):
         assert connect(endpoint).get(PATH).body == b'{"a":1}'
+
     assert seen[0].startswith(f"GET {PATH} HTTP/1.1\r\n".encode())
     assert b"\r\nMetadata: true\r\n" in seen[0]
     assert b"Cookie" not in seen[0]
@@ -84,9 +85,13 @@ def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_no_failure() 
     closing = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
     with serving(closing, kept) as (endpoint, seen):
         client = connect(endpoint)
+
         client.get(PATH)
+
         assert client.get(PATH).body == b"{}"
+
         client.get(PATH)
+
     assert len(seen) == 3
     assert ports[0] == ports[1]  # else it is kept
 
@@ -97,7 +102,9 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 def test_a_trailer_changes_no_header() -> None:
     with serving(raw(CHUNKED + b"2\r\n{}\r\n0\r\nDate: now\r\n\r\n", close=False)) as (endpoint, _):
         found = connect(endpoint).get(PATH)
-    assert (found.body, found.date) == (b"{}", "")
+
+    assert found.body == b"{}"
+    assert found.date == ""
 
 
 @pytest.mark.parametrize(
@@ -107,8 +114,11 @@ def test_what_follows_an_answer_is_not_read_as_a_part_of_it_or_as_the_next(more:
     twice = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" + more, close=False)
     with serving(twice, answer(body=b"good")) as (endpoint, _):
         client = connect(endpoint)
+
         first = client.get(PATH)
-        assert (first.body, first.date) == (b"{}", "")
+
+        assert first.body == b"{}"
+        assert first.date == ""
         assert client.get(PATH).body == b"good"
 
 
@@ -150,6 +160,7 @@ def test_each_failure_has_its_reason_and_the_next_request_is_not_harmed(
 ) -> None:
     with serving(talk, answer(body=b"good")) as (endpoint, _):
         client = connect(endpoint)
+
         with pytest.raises(ImdsError) as caught:
             client.get(PATH)
         assert caught.value.reason == reason
@@ -187,6 +198,7 @@ def say_nothing(connection: socket.socket, _: bytes) -> None:
 def test_the_deadline_is_over_the_whole_answer(talk: Talk) -> None:
     with serving(talk) as (endpoint, _):
         begun = time.monotonic()
+
         assert failure(endpoint, 0.6).reason == "timeout"
         assert time.monotonic() - begun < 30  # each read alone would have gone on for 100 s
 
@@ -203,6 +215,7 @@ def test_a_request_under_way_can_be_cut_off() -> None:
 
         threading.Thread(target=cut).start()
         begun = time.monotonic()
+
         with pytest.raises(ImdsError):
             client.get(PATH, timeout=60)
         assert time.monotonic() - begun < 10
@@ -237,9 +250,14 @@ def test_it_learns_who_the_vm_is() -> None:
         b'{"compute":{"name":"WestNO_0","vmId":"0f1e","location":"westeurope","zone":1,'
         b'"tagsList":[{"name":"a"}]}}'
     )
+
     with serving(answer(body=body)) as (endpoint, seen):
         vm = fetch_vm(connect(endpoint))
-    assert (vm.name, vm.vm_id, vm.location, vm.zone) == ("WestNO_0", "0f1e", "westeurope", "")
+
+    assert vm.name == "WestNO_0"
+    assert vm.vm_id == "0f1e"
+    assert vm.location == "westeurope"
+    assert vm.zone == ""
     assert b"/metadata/instance?api-version=" in seen[0]
 
 
@@ -266,10 +284,14 @@ def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
     ]
     assert vm_of({"name": "n", "tagsList": listed}).tags == {"env": "prod", "on-call": ""}
     assert vm_of({"name": "n", "tagsList": "no"}).tags == {}
+
     (name, value), *others = vm_of(
         {"tagsList": [{"name": f"{n:02}" * 600, "value": "v" * 600} for n in range(99)]}
     ).tags.items()
-    assert (len(name), len(value), len(others)) == (512, 512, 49)
+
+    assert len(name) == 512
+    assert len(value) == 512
+    assert len(others) == 49
 
 
 def polled(
@@ -278,7 +300,10 @@ def polled(
     """As many polls as there are answers, and in how many seconds, from the first on, the next one
     is due.
     """
-    polls, last, over, tracker = list[Poll](), list[float](), threading.Event(), Mock(Tracker)
+    polls = list[Poll]()
+    last = list[float]()
+    over = threading.Event()
+    tracker = Mock(Tracker)
 
     def take(poll: Poll) -> None:
         over.wait(10.0 if last else 0.0)  # a further poll comes too late
@@ -301,6 +326,7 @@ def polled(
 
 def test_a_body_that_equals_the_last_one_is_nothing_new() -> None:
     polls, due = polled(answer(body=b"a"), answer(body=b"a"), answer(body=b"b"))
+
     assert [(poll.body, poll.error) for poll in polls] == [(b"a", None), (None, None), (b"b", None)]
     assert due == pytest.approx(3 * 0.2)
 

@@ -110,7 +110,10 @@ def config_of(values: dict[str, Any]) -> str:
 
 def test_helm_lint_has_nothing_to_say() -> None:
     said = helm_python.lint(CHART, EVERYTHING, strict=True)
-    assert (said["messages"], said["errors"], said["total_charts_linted"]) == ([], [], 1)
+
+    assert said["messages"] == []
+    assert said["errors"] == []
+    assert said["total_charts_linted"] == 1
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,9 @@ def test_every_kubernetes_that_aks_offers_takes_it(values: dict[str, Any] | None
         for version in KUBERNETES:
             kubernetes_validate.validate(one, version, strict=True)
     pod = pods_of(objects)["template"]["spec"]
+
     mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+
     assert {volume["name"] for volume in pod["volumes"]} == mounted
 
 
@@ -133,23 +138,29 @@ def test_every_value_arrives() -> None:
     found = rendered(EVERYTHING)
     pod = found["DaemonSet", "notbefore"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
+
     assert container["image"] == "registry.example.org/notbefore@sha256:" + "0" * 64
     assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}]
     assert pod["spec"]["tolerations"] == [{"key": "spot", "operator": "Exists"}]
     assert pod["metadata"]["annotations"].items() >= {"a": "b"}.items()
     assert pod["metadata"]["labels"].items() >= {"team": "infra"}.items()
     assert container["env"] == EVERYTHING["env"]
+
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+
     assert volumes["secrets"]["secret"]["secretName"] == "mine"
     assert found["Secret", "mine"]["stringData"] == {"slack-url": "https://hooks.example.org/x"}
     assert [one["secret"]["name"] for one in volumes["web"]["projected"]["sources"]] == [
         "notbefore-web",
         "own",
     ]
+
     monitor = found["PodMonitor", "notbefore"]
+
     assert monitor["metadata"]["namespace"] == "kube-system"
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["notbefore"]}
     assert monitor["spec"]["labelLimit"] == 63
+
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["tlsConfig"]["ca"] == {
         "secret": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}
@@ -178,10 +189,12 @@ def test_secrets_come_from_elsewhere_than_the_chart() -> None:
     pod = objects["DaemonSet", "notbefore"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
+
     assert volumes["secrets"]["secret"]["secretName"] == "mine"
     assert volumes["vault"] == values["extraVolumes"][0]
     assert values["extraVolumeMounts"][0] in container["volumeMounts"]
     assert container["env"] == values["extraEnv"]
+
     for version in KUBERNETES:
         kubernetes_validate.validate(objects["DaemonSet", "notbefore"], version, strict=True)
 
@@ -192,12 +205,12 @@ def test_the_agent_takes_the_configuration_that_the_chart_makes(tmp_path: Path) 
     file.write_text(
         config_of(EVERYTHING).replace("/run/notbefore/", f"{tmp_path}/"), encoding="utf-8"
     )
+
     config = load(file, {}, {})
-    assert (list(config.sinks), config.server.listen, config.log.format) == (
-        ["oncall"],
-        ":10169",
-        "json",
-    )
+
+    assert list(config.sinks) == ["oncall"]
+    assert config.server.listen == ":10169"
+    assert config.log.format == "json"
 
 
 def test_another_configuration_replaces_the_pods() -> None:
@@ -214,6 +227,7 @@ def test_another_configuration_replaces_the_pods() -> None:
 def test_no_pod_is_put_on_a_virtual_node_though_every_taint_is_tolerated() -> None:
     pod = pods_of(rendered({}))["template"]["spec"]
     assert pod["tolerations"] == [{"operator": "Exists"}]
+
     (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
         "nodeSelectorTerms"
     ]
@@ -226,6 +240,7 @@ def test_only_a_chart_that_is_asked_to_listens_beyond_the_node() -> None:
     servers = {
         name: yaml.safe_load(config_of(values)).get("server", {}) for name, values in ACCESS.items()
     }
+
     assert "listen" not in servers["node"]
     assert [name for name, server in servers.items() if server.get("insecure")] == ["open"]
 
@@ -255,7 +270,9 @@ def test_values_that_cannot_work_are_refused(values: dict[str, Any], said: str) 
 def test_the_rules_and_the_dashboards_are_those_of_the_project() -> None:
     found = rendered(EVERYTHING)
     rules = (CONFIG / "prometheus" / "notbefore.rules.yml").read_text(encoding="utf-8")
+
     assert found["PrometheusRule", "notbefore"]["spec"] == yaml.safe_load(rules)
+
     maps = [
         one
         for one in found.values()
@@ -263,6 +280,7 @@ def test_the_rules_and_the_dashboards_are_those_of_the_project() -> None:
     ]
     held = {key: json.loads(text) for one in maps for key, text in one["data"].items()}
     boards = sorted((ROOT / "dashboards").glob("*.json"))
+
     assert held == {
         f"notbefore-{path.name}": json.loads(path.read_text(encoding="utf-8")) for path in boards
     }
@@ -271,8 +289,10 @@ def test_the_rules_and_the_dashboards_are_those_of_the_project() -> None:
 
 def test_a_packaged_chart_holds_the_files_behind_the_links(tmp_path: Path) -> None:
     archive = helm_python.package(CHART, destination=tmp_path)
+
     with tarfile.open(archive) as tar:
         held = [member for member in tar if "/files/" in member.name]
+
     assert len(held) == len(list((CHART / "files").iterdir()))
     assert all(member.isreg() for member in held), "they are files there"
 
@@ -288,7 +308,9 @@ def test_a_pod_is_scraped_as_its_node_in_the_job_that_the_rules_know(tmp_path: P
         {snake(key): value for key, value in one.items()} for one in endpoint["relabelings"]
     ]
     (labels,) = relabeled(relabelings, tmp_path, {"__meta_kubernetes_pod_node_name": "aks-1"})
-    assert (labels["job"], labels["instance"]) == ("notbefore", "aks-1")
+
+    assert labels["job"] == "notbefore"
+    assert labels["instance"] == "aks-1"
 
 
 @pytest.mark.parametrize("access", ["node", "tls"])
@@ -298,7 +320,9 @@ def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(
     """The chart's own configuration and probes, with another port, and the pod's paths below a
     directory of ours.
     """
-    port, web, chart = free_port(), tmp_path / "run" / "notbefore-web", rendered(ACCESS[access])
+    port = free_port()
+    web = tmp_path / "run" / "notbefore-web"
+    chart = rendered(ACCESS[access])
     text = chart["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
     text = text.replace("/run/notbefore-web", str(web)).replace(":10169", f":{port}")
     config = tmp_path / "notbefore.yml"
@@ -348,6 +372,7 @@ def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(
 
         try:
             eventually(probed, 240)  # seconds: each is a process
+
             if access == "tls":
                 (endpoint,) = chart["PodMonitor", "notbefore"]["spec"]["podMetricsEndpoints"]
                 name = endpoint["tlsConfig"]["serverName"]
@@ -360,6 +385,7 @@ def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(
         finally:
             agent.terminate()
             agent.wait(30)
+
     assert 0 not in [asked(probe) for probe in probes]
 
 
@@ -367,39 +393,52 @@ def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(
 def test_the_pods_have_what_they_need_and_no_more(name: str) -> None:
     objects = rendered(ACCESS["open"]) if name == "notbefore" else fleet()
     pods = pods_of(objects)
-    pod, (container,) = pods["template"]["spec"], pods["template"]["spec"]["containers"]
+    pod = pods["template"]["spec"]
+    (container,) = pods["template"]["spec"]["containers"]
+
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
     user = "USER {runAsUser}:{runAsGroup}\n".format(**pod["securityContext"])
     recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
     assert user in recipe
     assert 'CMD ["notbefore", "health"]' in recipe
-    assert (pod["securityContext"]["runAsNonRoot"], pod["automountServiceAccountToken"]) == (
-        True,
-        False,
-    )
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert not pod["automountServiceAccountToken"]
+
     to_hand_over = HAND_OVER_PATIENCE if name == "notbefore-fleet" else 0
     assert pod["terminationGracePeriodSeconds"] > to_hand_over + STOP_SECONDS + 5
+
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounted["state"] == str(default_state_dir())
+
     labels = pods["selector"]["matchLabels"]
     assert labels.items() <= pods["template"]["metadata"]["labels"].items()
-    monitor, policy = objects["PodMonitor", name]["spec"], objects["NetworkPolicy", name]["spec"]
+
+    monitor = objects["PodMonitor", name]["spec"]
+    policy = objects["NetworkPolicy", name]["spec"]
+
     assert monitor["selector"]["matchLabels"] == policy["podSelector"]["matchLabels"] == labels
+
     port = container["ports"][0]
     ports = [monitor["podMetricsEndpoints"][0]["port"], policy["ingress"][0]["ports"][0]["port"]]
+
     assert ports == [port["name"], port["name"]]
+
     config = yaml.safe_load(objects["ConfigMap", name]["data"]["notbefore.yml"])
     assert config["server"]["listen"] == f":{port['containerPort']}"
 
 
 def test_the_instances_of_the_fleet_share_snapshots_and_their_documents_speak_of_them() -> None:
-    found, name = fleet(), "notbefore-fleet"
+    found = fleet()
+    name = "notbefore-fleet"
     pods = found["Deployment", name]["spec"]
     (container,) = pods["template"]["spec"]["containers"]
+
     assert (
         found["Namespace", name]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
         == "restricted"
@@ -409,17 +448,20 @@ def test_the_instances_of_the_fleet_share_snapshots_and_their_documents_speak_of
         pods["template"]["spec"]["serviceAccountName"]
         == found["ServiceAccount", name]["metadata"]["name"]
     )
+
     probed = {
         container[f"{probe}Probe"]["httpGet"]["port"]
         for probe in ("startup", "liveness", "readiness")
     }
     assert probed == {container["ports"][0]["name"]}
     assert yaml.safe_load(found["ConfigMap", name]["data"]["notbefore.yml"])["fleet"]["checkpoints"]
+
     typed = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     assert set(re.findall(r"kubectl -n (\S+)", typed)) == {"notbefore", name}
     assert set(re.findall(r"exec POD -- (\S+)", typed)) == {"notbefore"}, (
         "there is little else in the image"
     )
+
     applied = re.findall(r"apply -f (config/\S+)", typed)
     assert applied
     assert all((ROOT / place).is_file() for place in applied)

@@ -41,7 +41,9 @@ def test_an_event_is_one_incident_from_its_announcement_to_its_end(pager: PagerD
     later = REBOOT | {"NotBefore": "Sun, 01 Mar 2026 12:45:00 GMT"}
     looks = (REBOOT, later, later | STARTED, None)
     steps = [message(*looks[: number + 1]) for number in range(4)]
+
     sent(pager, *steps[:3], message(REBOOT, kind="reminder"), steps[3])
+
     assert pager.effects == ["opened", "added", "added", "added", "resolved"]
     assert not pager.open
     assert [step.event["payload"]["severity"] for step in pager.steps] == ["critical"] * 4 + [
@@ -61,12 +63,15 @@ def test_what_is_canceled_gone_or_elsewhere_closes_the_incident(
     pager: PagerDuty, looks: tuple[Any, ...]
 ) -> None:
     sent(pager, message(REBOOT), message(*looks))
+
     assert pager.effects == ["opened", "resolved"]
 
 
 def test_an_incident_says_what_is_to_be_known(pager: PagerDuty) -> None:
     sent(pager, message(REBOOT))
+
     event = pager.steps[0].event
+
     assert event["dedup_key"] == f"notbefore/{ID.casefold()}"
     assert event["payload"]["source"] == ME
     assert event["payload"]["group"] == "WestNO"
@@ -84,7 +89,9 @@ def test_the_longest_event_of_all_is_within_the_limits(pager: PagerDuty) -> None
         "Description": "\U0001f525" * MAX_DESCRIPTION,
         "Resources": [f"{number:04}".ljust(MAX_NAME, "x") for number in range(MAX_RESOURCES)],
     }
+
     sent(pager, message(longest), message(longest, STARTED | longest), message(longest, None))
+
     assert pager.effects == ["opened", "added", "resolved"]
 
 
