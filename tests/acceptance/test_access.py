@@ -22,10 +22,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("access")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(at / "ca.pem")
-    server, client = (
-        authority.issue_cert("localhost", "127.0.0.1"),
-        authority.issue_cert("prometheus"),
-    )
+    server = authority.issue_cert("localhost", "127.0.0.1")
+    client = authority.issue_cert("prometheus")
     for name, issued in (("server", server), ("client", client)):
         issued.cert_chain_pems[0].write_to_path(at / f"{name}.pem")
         issued.private_key_pem.write_to_path(at / f"{name}.key")
@@ -67,10 +65,13 @@ def words(place: Path) -> tuple[str, ...]:
 
 
 def test_the_commands_find_the_agent_by_its_configuration(agent: RunningAgent, place: Path) -> None:
-    config, login = str(place / "agent.yml"), words(place)
+    config = str(place / "agent.yml")
+    login = words(place)
+
     eventually(lambda: notbefore("health", config, *login[4:], "--ready").stdout == "ok\n")
     assert ID in notbefore("events", config, *login).stdout
     assert "announced" in notbefore("history", config, *login).stdout
+
     by_url = ("--url", f"https://localhost:{agent.port}", "--ca-file", str(place / "ca.pem"))
     assert ID in notbefore("events", *by_url, *login).stdout
 
@@ -83,7 +84,8 @@ def test_the_commands_say_what_is_missing(
         code = main(list(words))
         return code, *capsys.readouterr()
 
-    config, login = str(place / "agent.yml"), words(place)
+    config = str(place / "agent.yml")
+    login = words(place)
     url = f"https://localhost:{agent.port}"
     for given, code, expected in (
         ((config, *login[4:]), 1, "requires a user and a password: check --user"),
@@ -108,8 +110,12 @@ def test_the_commands_say_what_is_missing(
         .replace("server.key", "client.key")
     )
     (place / "other-web.yml").write_text(pinned, encoding="utf-8")
+
     assert "is it this agent" in said("health", str(other), *login)[2]
+
     (place / "other-web.yml").write_text(pinned.replace("client.pem", "binary"), encoding="utf-8")
     (place / "binary").write_bytes(b"\x30\x82\xff")
     code, _, stderr = said("health", str(other), *login)
-    assert (code, "binary: cannot read a certificate" in stderr) == (2, True)
+
+    assert code == 2
+    assert "binary: cannot read a certificate" in stderr

@@ -65,15 +65,21 @@ def typed(capsys: pytest.CaptureFixture[str], log_as_before: None) -> Typed:  # 
 
 def test_notbefore_lists_commands_and_exit_codes_when_run_without_a_command(typed: Typed) -> None:
     code, out, _ = typed()
-    assert (code, "simulate" in out, "Exit codes" in out) == (2, True, True)
+
+    assert code == 2
+    assert "simulate" in out
+    assert "Exit codes" in out
 
 
 def test_events_shows_what_is_listed_as_a_table_and_as_json(
     agent: RunningAgent, typed: Typed
 ) -> None:
     code, table, _ = typed("events", "--url", url(agent))
-    assert (code, "2058-03-01T12:00:00Z" in table) == (0, True)
+    assert code == 0
+    assert "2058-03-01T12:00:00Z" in table
+
     lines = table.splitlines()
+
     assert [ID in line[:60] for line in lines] == [
         False,
         True,
@@ -83,8 +89,10 @@ def test_events_shows_what_is_listed_as_a_table_and_as_json(
         in typed("events", "--fleet", "--url", url(agent))[2]
     )
     assert "need https://" in typed("events", "--ca-file", "none", "--url", url(agent))[2]
+
     (event,) = map(json.loads, typed("events", "--json", "--url", url(agent))[1].splitlines())
-    assert (event["event_id"], event["scope"]) == (ID, "self")
+    assert event["event_id"] == ID
+    assert event["scope"] == "self"
 
 
 def test_health_asks_the_configured_address(
@@ -92,9 +100,12 @@ def test_health_asks_the_configured_address(
 ) -> None:
     monkeypatch.setenv("NOTBEFORE_SERVER__LISTEN", f"0.0.0.0:{agent.port}")
     assert typed("health") == (0, "ok\n", "")
+
     monkeypatch.setenv("NOTBEFORE_SERVER__LISTEN", f"127.0.0.1:{free_port()}")
     code, _, error = typed("health")
-    assert (code, "is `notbefore run` running" in error) == (1, True)
+
+    assert code == 1
+    assert "is `notbefore run` running" in error
     assert "no agent answers at http://127.0.0.1:" in error
 
 
@@ -102,6 +113,7 @@ def test_history_shows_the_changes_as_a_table_and_as_json(
     agent: RunningAgent, typed: Typed
 ) -> None:
     assert "announced" in typed("history", "--url", url(agent), "--since", "1h")[1]
+
     (change,) = map(json.loads, typed("history", "--json", "--url", url(agent))[1].splitlines())
     assert change["azure.scheduled_event.change"] == "announced"
     for since in ("2058-01-01T00:00:00+01:00", "1ms"):
@@ -152,20 +164,26 @@ def test_history_reads_the_state_of_an_agent_that_has_stopped(
     imds.set_document(body(item()))
     with RunningAgent(imds.endpoint, tmp_path):
         eventually(lambda: read_records(tmp_path))  # it does not wait for a slow disk at its end
+
     code, out, _ = typed("history", "--state-dir", str(tmp_path))
-    assert (code, out.count(ID)) == (0, 1)
+
+    assert code == 0
+    assert out.count(ID) == 1
 
 
 def test_a_report_asks_each_address_of_a_name(
     tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    authority, real, file = trustme.CA(), socket.getaddrinfo, str(tmp_path / "ca")
+    authority = trustme.CA()
+    real = socket.getaddrinfo
+    file = str(tmp_path / "ca")
     authority.cert_pem.write_to_path(file)
     of = {
         "fleet.test": ("127.0.0.1", "127.0.0.2"),
         "other.test": ("127.0.0.1",),
         "localhost": ("::1", "127.0.0.1"),
     }
+
     with HttpPeer(authority, "fleet.test", "localhost") as peer:
         found = lambda to, *a, **k: [one for own in of.get(to, [to]) for one in real(own, *a, **k)]  # noqa: E731 - short
         monkeypatch.setattr(socket, "getaddrinfo", found)
@@ -174,6 +192,7 @@ def test_a_report_asks_each_address_of_a_name(
             typed("fleet", "report", "--url", f"https://{name}:{peer.port}", "--ca-file", file)[2]
             for name in of
         ]
+
     assert re.search(
         "answers at https://127.0.0.2:.*TLS failed.*//localhost:.* has no list `events`", str(got)
     ), got
@@ -189,7 +208,9 @@ def test_a_report_in_csv_has_the_same_columns_when_empty_and_nothing_that_a_spre
         empty, full = (
             typed("fleet", "report", "--csv", "--url", peer.url)[1].splitlines() for _ in "12"
         )
-    assert (full[:1], full[1][:16]) == (empty, "Reboot,'=1+1,1,1")
+
+    assert full[:1] == empty
+    assert full[1][:16] == "Reboot,'=1+1,1,1"
 
 
 MUTE = ("fleet", "mute", "fleet.yml")
@@ -268,7 +289,9 @@ def test_what_is_typed_wrongly_is_answered_with_what_to_do(
     words: tuple[str, ...], code: int, said: str, typed: Typed
 ) -> None:
     ended, _, error = typed(*words)
-    assert (ended, said in error) == (code, True), error
+
+    assert ended == code, error
+    assert said in error, error
 
 
 @pytest.mark.parametrize(
@@ -277,7 +300,9 @@ def test_what_is_typed_wrongly_is_answered_with_what_to_do(
 )
 def test_it_is_understood_as_a_person_types_it(words: str, same: str, typed: Typed) -> None:
     found = typed(*words.split())
-    assert (found[0], bool(found[1])) == (0, True)
+
+    assert found[0] == 0
+    assert bool(found[1])
     assert found == typed(*same.split())
 
 
@@ -292,6 +317,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_an_output_that_takes_nothing_is_said_in_one_line(unbuffered: str) -> None:
     done = shell("--version >/dev/full", PYTHONUNBUFFERED=unbuffered)
+
     assert done.stderr == b"notbefore: standard output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
@@ -303,7 +329,9 @@ def test_a_closed_stream_or_a_reader_that_goes_away_is_no_traceback() -> None:
 
 def test_a_terminal_that_lacks_a_letter_is_shown_its_number(agent: RunningAgent) -> None:
     done = shell(f"events --url {url(agent)}", PYTHONIOENCODING="latin-1")
-    assert (done.returncode, done.stderr) == (0, b"")
+
+    assert done.returncode == 0
+    assert done.stderr == b""
     assert rb"WestNO_0, \u017eaba" in done.stdout
 
 
@@ -312,6 +340,7 @@ def test_a_configuration_may_come_through_a_pipe() -> None:
     done = shell(
         "check-config <(echo 'sinks: {a: {webhook: {url: \"https://example.org/?key=x\"}}}')"
     )
+
     assert b"is valid, with 1 warning" in done.stdout
     assert re.search(
         rb":1:23: sinks.a.webhook.url: this secret is plain text in the file", done.stderr
@@ -321,6 +350,7 @@ def test_a_configuration_may_come_through_a_pipe() -> None:
 @pytest.mark.long
 def test_the_demo_shows_every_kind_of_end_and_ends_by_itself() -> None:
     done = notbefore("demo")
+
     assert done.returncode == 0, done.stdout + done.stderr
     for kind in ("announced", "started", "finished", "canceled"):
         assert kind in done.stdout

@@ -78,7 +78,8 @@ def test_each_variable_has_values_and_they_narrow_down_the_next(prometheus: Prom
         for variable in board["templating"]["list"][1:]:
             match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
             assert match
-            selector, since = resolved(match[1], chosen), str(time.time() - HOURS * 3600)
+            selector = resolved(match[1], chosen)
+            since = str(time.time() - HOURS * 3600)
             values = prometheus.ask(
                 f"label/{match[2]}/values", **{"match[]": selector, "start": since}
             )
@@ -106,9 +107,11 @@ def test_whom_nobody_has_chosen_adds_to_no_number(prometheus: Prometheus) -> Non
         ("fleet", "Silent or failing agents", "age"),
         ("fleet", "Notice: promised and given", "promised"),  # Azure's, to all
     }
+
     asked = [
         (name, panel["title"], target) for name, panel in PANELS for target in panel["targets"]
     ]
+
     becomes(
         lambda: {
             (name, title, target["refId"])
@@ -151,6 +154,7 @@ def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
         ("never scraped", None),
         ("state cannot be written", "EastUS_2"),
     ]
+
     becomes(failing, wanted)
 
 
@@ -209,6 +213,7 @@ def test_events_are_counted_once_however_many_vms_report_them(prometheus: Promet
     becomes(
         lambda: prometheus.value('count(azure_scheduled_event_status{instance=~"127.+"})'), 2.0 * 3
     )
+
     check(prometheus, {**EVERYTHING, "vm": "|".join(LIVE)}, ("fleet", "Events listed now", 3))
 
     def reported(vm: str) -> float:

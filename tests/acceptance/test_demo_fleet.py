@@ -17,9 +17,12 @@ def test_six_hundred_records_are_a_handful_of_notifications_though_the_instance_
     done = subprocess.run(
         command, cwd=TESTS, capture_output=True, text=True, timeout=380, check=False
     )
+
     assert done.returncode == 0, done.stdout + done.stderr
+
     shown = re.findall(r"notification \d+: (.*)", done.stdout)
     wave = [text for text in shown if text.startswith("Freeze of 40 VMs of the scale set web ")]
+
     assert [sum(f" {step}" in text for text in wave) for step in ("announced", "finished")] == [
         1,
         1,

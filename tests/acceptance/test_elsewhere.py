@@ -52,7 +52,9 @@ def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(
     done = without_posix(
         f"LOCKED = {str(tmp_path)!r}\n{HOLD}{CHECK}", "check-config", "--state-dir", str(tmp_path)
     )
-    assert (done.returncode, done.stderr) == (0, "")
+
+    assert done.returncode == 0
+    assert done.stderr == ""
     assert "held" in done.stdout
     assert "is valid." in done.stdout
 
@@ -60,12 +62,15 @@ def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(
 def test_what_is_written_is_utf_8_where_posix_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     # as the code page of Windows, for files and pipes
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+
     assert "0 done · 1 it failed" in without_posix(CHECK, "--help").stdout
 
 
 def test_a_reader_that_goes_away_is_no_traceback_where_posix_is_not() -> None:
     done = without_posix(GONE + CHECK, "--version")
-    assert (done.returncode, done.stderr) == (1, "")
+
+    assert done.returncode == 1
+    assert done.stderr == ""
 
 
 def starts(agent: RunningAgent, reason: str) -> float:
@@ -82,35 +87,45 @@ def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
     config = {
         "sinks": {"hook": {"webhook": {"url": hook.url, "allow_private": True, "timeout": "60s"}}}
     }
+
     with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
         imds.set_document(body(item("e")))
         eventually(lambda: len(hook.requests) == 1)
+
         hook.default = Say()
         os.kill(agent.courier(), signal.SIGKILL)
+
         eventually(lambda: hook.kinds == ["announced"] * 2)
         assert len({request.headers["x-notbefore-delivery-id"] for request in hook.requests}) == 1
         eventually(lambda: starts(agent, "crashed") == 1)
         eventually(lambda: agent.count("delivered") == 1)
+
         imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=2))
         eventually(lambda: hook.kinds[2:] == ["started"])
         # what is not written down yet would be sent again
         eventually(lambda: agent.count("delivered") == 2)
+
         imds.set_document(body(*(item(str(number)) for number in range(10)), incarnation=4))
         eventually(lambda: len(agent.records) == 13)
+
         courier = agent.courier()
+
         assert agent.stop(signal.SIGINT) == 0
         assert sorted(hook.kinds[3:]) == ["announced"] * 10 + ["finished"]
         assert not Path(f"/proc/{courier}").exists()
+
     assert "Traceback" not in agent.log
     assert "control.sock" not in agent.log
 
 
 def test_a_command_says_that_it_can_ask_no_agent_where_posix_is_not(tmp_path: Path) -> None:
     done = without_posix(CHECK, "approve", "e", "--state-dir", str(tmp_path))
-    assert (done.returncode, done.stderr) == (
-        1,
-        "notbefore: commands cannot ask an agent here: this system has no Unix sockets\n",
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == "notbefore: commands cannot ask an agent here: this system has no Unix sockets\n"
     )
+
     # works, while no agent runs
     done = without_posix(CHECK, "outbox", "list", "--state-dir", str(tmp_path))
     assert "has `notbefore run` been started here?" in done.stderr

@@ -27,21 +27,26 @@ def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(
     with Simulator((ME,)) as imds, RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
         eventually(lambda: types(hub) == ["heartbeat"])
         assert hub.stored[0].envelope["data"]["host.name"] == ME
+
         imds.set_document(body(item("e", NotBefore=FUTURE), incarnation=2))
         eventually(lambda: len(hub.stored) == 2)
+
         hub.kill()
         imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=3))
         agent.reported("announced", "started")
         os.kill(agent.courier(), signal.SIGKILL)
         hub.start()
         imds.set_document(body(incarnation=4))
+
         eventually(lambda: len({one.envelope["id"] for one in hub.stored}) == 4)
     found = [kind for kind in types(hub) if kind != "heartbeat"]
+
     assert list(dict.fromkeys(found)) == [
         f"scheduled_event.{kind}" for kind in ("announced", "started", "finished")
     ]
     assert {one.envelope["data"].get("azure.tag.role") for one in hub.stored} == {"simulated"}
     assert "absent" not in str(hub.stored)
+
     # all that the group of this VM reports, signs of life included
     keys = {one.key for one in hub.stored}
     assert [key.rpartition("/")[2] for key in keys if key] == ["westno"]

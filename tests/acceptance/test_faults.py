@@ -91,12 +91,14 @@ def test_agent_is_ready_and_says_slow_while_slow_answers_arrive(
         imds.fault("slow", 2.2, times=100)
 
         eventually(lambda: slow in get(agent.port, "/readyz")[1])
+
         status, body = get(agent.port, "/readyz")
         assert status == 200
         assert slow in body
 
         imds.clear()
         imds.fault("status", 500, times=100)
+
         eventually(lambda: not_ready(agent, b"the last good answer of IMDS is"))
         assert slow not in get(agent.port, "/readyz")[1]
 
@@ -107,8 +109,10 @@ def test_full_disk_does_not_prevent_notifications(
     with AgentOnDiskOfItsOwn(imds.endpoint, state, config) as agent:
         imds.set_document(listed("a"))
         eventually(lambda: events(hook) == ["a"])
+
         filler = fill(agent.disk)
         imds.set_document(listed("a", "b"))
+
         eventually(lambda: events(hook) == ["a", "b"])
         eventually(
             lambda: not_ready(
@@ -117,15 +121,21 @@ def test_full_disk_does_not_prevent_notifications(
         )
         assert agent.metric("notbefore_store_degraded") == 1
         eventually(lambda: agent.count("delivered") == 2)
+
         os.kill(agent.courier(), signal.SIGKILL)
         imds.set_document(listed("a", "b", "c"))
+
         eventually(lambda: events(hook) == ["a", "b", "c"])
+
         filler.unlink()
         agent.ready()
+
         eventually(lambda: agent.metric("notbefore_store_degraded") == 0)
+
         imds.set_document(listed("a", "b", "c", "d"))
         eventually(lambda: agent.count("delivered") == 4)
         assert len(agent.json("/api/v1/history")["changes"]) == 4
+
     assert events(hook) == ["a", "b", "c", "d"]
     assert agent.log.count("cannot be written") == 1
 
@@ -146,37 +156,50 @@ def test_hanging_disk_delays_neither_polls_nor_scrapes_nor_messages(
     with RunningAgent(imds.endpoint, state, config) as agent:
         imds.set_document(listed("a"))
         eventually(lambda: agent.count("delivered") == 1)
+
         courier = agent.courier()
         disk.hang(EVERYTHING)
         imds.set_document(listed("a", "b"))
+
         eventually(lambda: once(hook) == ["a", "b"])
         eventually(lambda: not_ready(agent, b"the disk has not answered"))
+
         polls = agent.metric('notbefore_polls_total{result="unchanged"}') or 0
+
         eventually(
             lambda: (agent.metric('notbefore_polls_total{result="unchanged"}') or 0) > polls + 10
         )
         assert agent.answers("/healthz")
         assert agent.answers("/api/v1/history")
+
         with suppress(ProcessLookupError):  # it may have ended by itself
             os.kill(courier, signal.SIGKILL)  # the next one begins on a disk that hangs
         imds.set_document(listed("a", "b", "c"))
+
         eventually(lambda: once(hook) == ["a", "b", "c"])
         eventually(
             lambda: agent.metric('notbefore_outbox_deliveries{sink="hook",state="pending"}') == 0
         )
+
         disk.hang(0)
         agent.ready()
         imds.set_document(listed("a", "b", "c", "d"))
+
         eventually(lambda: agent.count("delivered") == 4)
         assert len(agent.json("/api/v1/history")["changes"]) == 4
+
         disk.hang(EVERYTHING)
         imds.set_document(listed("a", "b", "c", "d", "e"))
+
         eventually(lambda: once(hook) == ["a", "b", "c", "d", "e"])
         assert agent.stop() == 0
+
         disk.hang(0)
+
     with RunningAgent(imds.endpoint, state, config) as agent:  # what was not written is news to it
         eventually(lambda: agent.kinds == ["announced"])
         eventually(lambda: agent.count("delivered") == 5)
+
     assert once(hook) == ["a", "b", "c", "d", "e"]
     assert len(read_records(state)) == 5
 
@@ -198,23 +221,28 @@ def test_an_agent_that_starts_on_a_disk_that_takes_nothing_knows_what_is_there(
     state = disk.directory
     with RunningAgent(imds.endpoint, state, config) as agent:
         imds.set_document(listed("a"))
+
         eventually(lambda: agent.count("delivered") == 1)
     disk.hang(what)
     with kind(imds.endpoint, state, config).at_once() as agent:
         imds.set_document(listed("a", "b"))
         eventually(lambda: once(hook) == ["a", "b"])
         eventually(lambda: not_ready(agent, said))
+
         agent.reported("announced")
         other = notbefore(
             "run", "--imds", imds.endpoint, "--state-dir", state, "--listen", "127.0.0.1:0"
         )
+
         assert other.returncode == 3, other.stderr
     disk.hang(0)
+
     with RunningAgent(
         imds.endpoint, state, config
     ) as agent:  # what only memory knew is forgotten: it is said again
         eventually(lambda: agent.kinds == ["announced"])
         eventually(lambda: agent.count("delivered") == 2)
+
     assert once(hook) == ["a", "b"]
     assert len(read_records(state)) == 2
 
@@ -224,6 +252,7 @@ def test_records_of_killed_agents_are_on_standard_output_at_most_once(
 ) -> None:
     ids: list[str] = []
     names: list[str] = []
+
     for number in range(10):
         with RunningAgent(imds.endpoint, state, interval="100ms") as agent:
             names.append(f"event-{number}")

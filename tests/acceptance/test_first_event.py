@@ -48,7 +48,9 @@ def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_pa
             eventually(lambda: prometheus.value("up == 1"))
             eventually(lambda: (prometheus.value("count_over_time(up[1m])") or 0) >= 4)
             assert prometheus.value(f"{CHANGES}_total") is None
+
             simulator.set_document(body(item("first"), incarnation=2))
+
             eventually(lambda: prometheus.value(f"{CHANGES}_total"))
             becomes(grown, [1, 1])
             eventually(lambda: prometheus.value(resolved(median, VARIABLES)) is not None)
@@ -62,6 +64,7 @@ def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_pa
             simulator.set_document(body(item("first"), item("second"), incarnation=3))
             eventually(lambda: prometheus.value(f"{CHANGES}_total") == 2)
             becomes(grown, [2, 2])
+
             # once the windows begin after the first events, nothing has grown
             later = time.time() + 180
             for expr in (announced, notice):

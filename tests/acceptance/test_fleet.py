@@ -16,7 +16,9 @@ from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer, Say
 
-A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
+A = vm("web_0")
+B = vm("web_1")
+C = vm("web_2")
 SETS = [
     vm(f"{name}_0", scale_set=name) for name in ("web", "data", "batch", "cache", "queue", "front")
 ]
@@ -49,13 +51,17 @@ def test_an_event_that_three_vms_report_is_notified_once_for_each_step(
             send(hub, [report(one, step, resources=[A.name]) for one in (B, A, C)])
             eventually(lambda: kinds(hook) == steps[:number])
         counted = ("news", "known", "late")
+
         eventually(lambda: sum(fleet.metric(RECORDS % one) or 0 for one in counted) == 9)
         assert kinds(hook) == ["announced", "started", "finished"]
+
         last = bodies(hook)[-1]
+
         assert last["azure.scheduled_event.id"] == "EVENT-1"
         assert last["azure.scheduled_event.fleet.reported_by"] == 3
         assert last["azure.scheduled_event.outcome"] == "finished"
         assert fleet.json("/api/v1/fleet/events")["waves"] == []
+
         hub.order("freeze")  # its connections stay open
         eventually(
             lambda: "no answer in time" in fleet.json("/api/v1/fleet/events")["trouble"],
@@ -83,6 +89,7 @@ def test_killed_instance_has_its_partitions_back_before_takeover(
     config = shared(tmp_path, hub, hook, blobs)  # its takeover is a minute
     with RunningFleet(config, tmp_path / "one") as killed:
         eventually(lambda: killed.metric("notbefore_fleet_partitions") == PARTITIONS)
+
         killed.process.kill()
         killed.process.wait()
 
@@ -106,44 +113,53 @@ def test_any_instance_shows_the_whole_fleet_and_says_how_old_what_others_read_is
                 == (2, 2)
             )
         )
+
         send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
         for instance in (one, two):
             eventually(lambda: len(instance.json("/api/v1/fleet/events")["waves"]) == len(SETS))
             found = instance.json("/api/v1/fleet/events?scale_set=data")
             assert [wave["event_id"] for wave in found["waves"]] == ["E-data"]
             ages = [part["age"] for part in found["partitions"]]
-            assert (len(ages), ages.count(None)) == (4, 2)
+            assert len(ages) == 4
+            assert ages.count(None) == 2
 
 
 def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    config, state = configured(tmp_path, hub, hook.url), tmp_path / "state"
+    config = configured(tmp_path, hub, hook.url)
+    state = tmp_path / "state"
     mute = ("fleet", "mute", config, "--state-dir", state)
     muted = (*mute, "--match", "scale_set=data", "--for", "1h", "--comment", "moves today")
+
     refused = notbefore(*muted)
+
     # made by root it would be of no use to the service
-    assert (refused.returncode, state.exists()) == (
-        1,
-        False,
-    )
+    assert refused.returncode == 1
+    assert not state.exists()
     assert "start the instance first" in refused.stderr
+
     with RunningFleet(config, state) as fleet:
         eventually((state / "partitions").exists)
         assert notbefore(*muted).returncode == 0
+
         fleet.stop()
     with RunningFleet(config, state) as fleet:
         send(hub, [report(A, "announced", "E-web"), report(SETS[1], "announced", "E-data")])
         send(hub, [report(SETS[1], "canceled", "E-data"), report(A, "canceled", "E-web")])
+
         eventually(lambda: len(fleet.json("/api/v1/fleet/history")["events"]) == 2)
         eventually(lambda: kinds(hook).count("canceled") == 1)
         assert {one["azure.scheduled_event.id"] for one in bodies(hook)} == {"E-web"}
         assert {one["azure.scheduled_event.id"] for one in fleet.records} == {"E-web"}
         assert fleet.metric_sum("notbefore_fleet_changes_total") == 2  # announced and canceled
+
         (listed,) = notbefore(*mute).stdout.splitlines()
         assert "scale_set data. moves today" in listed
+
         ended = notbefore(*mute, "--end", listed.split()[0])
-        assert (ended.returncode, ended.stdout) == (0, "")
+        assert ended.returncode == 0
+        assert ended.stdout == ""
 
 
 def test_what_no_receiver_has_accepted_is_sent_by_the_instance_that_takes_over(
@@ -151,9 +167,12 @@ def test_what_no_receiver_has_accepted_is_sent_by_the_instance_that_takes_over(
 ) -> None:
     config = shared(tmp_path, hub, hook, blobs)
     hook.default = Say(503)
+
     with RunningFleet(config, tmp_path / "one") as one:
         send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
+
         eventually(lambda: len(set(ids(hook))) == len(SETS))
+
         with RunningFleet(
             config, tmp_path / "two"
         ) as two:  # takes two of the four, while the other one goes on
@@ -161,14 +180,18 @@ def test_what_no_receiver_has_accepted_is_sent_by_the_instance_that_takes_over(
             eventually(
                 lambda: [each.metric("notbefore_fleet_partitions") for each in both] == [2, 2]
             )
+
             hook.default = Say()
             eventually(lambda: len(set(accepted(hook))) == len(SETS))
             # all is accepted
             eventually(lambda: not [one for one in blobs.snapshots() if one.outbox.rows])
+
             found = accepted(hook)
+
             # twice at most: what the first one was just sending
             assert max(Counter(found).values()) <= 2
             assert one.stop() == 0
             eventually(lambda: two.metric("notbefore_fleet_partitions") == 4)
             assert two.stop() == 0
+
     assert accepted(hook) == found  # what had been accepted is not sent again

@@ -77,6 +77,7 @@ def test_each_query_finds_what_is_in_the_hub(hub: Hub, hook: HttpPeer, tmp_path:
         with Prometheus(tmp_path, targets, job=JOB) as prometheus:
             tell(hub)
             becomes(lambda: {title: shown(prometheus, title) for title in NUMBERS}, NUMBERS)
+
             check(prometheus)
             of_web = {
                 "Events": 1,
@@ -85,6 +86,7 @@ def test_each_query_finds_what_is_in_the_hub(hub: Hub, hook: HttpPeer, tmp_path:
                 "VMs heard from": 2,
                 "Silent VMs": 0,
             }
+
             becomes(lambda: {title: shown(prometheus, title, WEB) for title in NUMBERS}, of_web)
 
 

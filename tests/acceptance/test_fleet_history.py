@@ -17,7 +17,8 @@ from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer
 
-A, B = vm("web_0"), vm("web_1")
+A = vm("web_0")
+B = vm("web_1")
 STEPS: tuple[LifecycleKind, ...] = ("announced", "started", "finished")
 
 
@@ -42,24 +43,28 @@ def happen(hub: Hub, event_id: str, *kinds: LifecycleKind) -> None:
 def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_the_report_shows_it(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    config, state = configured(tmp_path, hub, hook.url), tmp_path / "state"
+    config = configured(tmp_path, hub, hook.url)
+    state = tmp_path / "state"
     (state / FILE_NAME).mkdir(parents=True)  # a directory, where a file is to be
     with RunningFleet(config, state) as fleet:
         happen(hub, "E-1", *STEPS)
         eventually(lambda: b'"finished"' in b"".join(one.body for one in hook.requests))
         eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="history"}'))
-        unknown, page = (
-            notbefore("fleet", "report", "--url", f"http://127.0.0.1:{fleet.port}"),
-            get(fleet.port, "/"),
-        )
+
+        unknown = notbefore("fleet", "report", "--url", f"http://127.0.0.1:{fleet.port}")
+        page = get(fleet.port, "/")
         (state / FILE_NAME).rmdir()
+
         eventually(lambda: len(events(fleet)) == 1)
+
         fleet.stop(signal.SIGKILL)
     # nothing is remembered: all is read again
     shutil.rmtree(state / "partitions", ignore_errors=True)
+
     with RunningFleet(config, state) as fleet:
         happen(hub, "E-2", "announced", "canceled")
         eventually(lambda: len(events(fleet)) == 2)
+
         first, second = events(fleet)
         url = f"http://127.0.0.1:{fleet.port}"
         found = notbefore("fleet", "report", "--url", url, "--since", "1h")
@@ -73,19 +78,20 @@ def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_th
         twice = notbefore(
             "fleet", "report", "--url", f"{url},http://localhost:{fleet.port}", "--since", "1h"
         )
+
         assert fleet.stop() == 0
-    assert (
-        unknown.returncode,
-        "cannot be read" in unknown.stderr,
-        "Not known: the " in str(page),
-    ) == (1, True, True)
-    assert (first["event_id"], first["outcome"], first["reported_by"]) == ("E-1", "finished", 2)
+
+    assert unknown.returncode == 1
+    assert "cannot be read" in unknown.stderr
+    assert "Not known: the " in str(page)
+    assert first["event_id"] == "E-1"
+    assert first["outcome"] == "finished"
+    assert first["reported_by"] == 2
     assert first["measured"] == {"web_0": {"notice": 600.0, "interruption": 4.2}}
-    assert (second["event_id"], second["outcome"]) == ("E-2", "canceled")
-    assert (head[:4], row[:4]) == (
-        ["TYPE", "REGION", "EVENTS", "VMS"],
-        ["Reboot", "westeurope", "2", "2"],
-    )
+    assert second["event_id"] == "E-2"
+    assert second["outcome"] == "canceled"
+    assert head[:4] == ["TYPE", "REGION", "EVENTS", "VMS"]
+    assert row[:4] == ["Reboot", "westeurope", "2", "2"]
     assert row[7] == "2"  # short notice: ten minutes, where Azure promises fifteen
     assert [(one["scale_set"], one["event_type"], one["events"]) for one in rows] == [
         ("web", "Reboot", "2")

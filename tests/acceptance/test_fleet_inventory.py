@@ -17,7 +17,8 @@ from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer
 
-A, B = vm("web_0"), vm("data_0", scale_set="data")  # in different partitions
+A = vm("web_0")  # in different partitions
+B = vm("data_0", scale_set="data")
 
 
 def beat(who: Vm) -> Heartbeat:
@@ -45,7 +46,8 @@ def events(fleet: RunningFleet, *words: str) -> str:
 def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    inventory, whose = tmp_path / "inventory.txt", f"{A.subscription_id}/{A.resource_group}"
+    inventory = tmp_path / "inventory.txt"
+    whose = f"{A.subscription_id}/{A.resource_group}"
     inventory.write_text("".join(f"{whose}/{name}\n" for name in ("web_0", "data_0", "web_9")))
     config = configured(tmp_path, hub, hook.url, inventory_file="inventory.txt", missing_after="3s")
     send(hub, [beat(A), beat(B), report(A, "announced", "E-1")])
@@ -53,24 +55,31 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
         eventually(lambda: notified(hook)[-1:] == [("started", ["web_9"])])
         assert fleet.json("/api/v1/fleet/events")["missing"] == ["web_9"]
         assert fleet.metric_sum("notbefore_fleet_vms_missing") == 1
+
         shown = events(fleet)
         assert "1 VM is missing: web_9" in shown
+
         page = get(fleet.port, "/")[1].decode()
         assert "1 VM is missing." in page
         assert "<bdi>web_9</bdi>" in page
+
         head, row = [line.split() for line in shown.splitlines()[1:3]]
-        assert (head[:2], row[:2], row[-2:]) == (
-            ["TYPE", "STATUS"],
-            ["Reboot", "scheduled"],
-            ["E-1", "web_0"],
-        )
+
+        assert head[:2] == ["TYPE", "STATUS"]
+        assert row[:2] == ["Reboot", "scheduled"]
+        assert row[-2:] == ["E-1", "web_0"]
+
         (wave,) = [json.loads(line) for line in events(fleet, "--json").splitlines()]
-        assert (wave["event_id"], wave["vms"], wave["reported_by"]) == ("E-1", ["web_0"], 1)
+
+        assert wave["event_id"] == "E-1"
+        assert wave["vms"] == ["web_0"]
+        assert wave["reported_by"] == 1
 
         inventory.write_text("web 0\n")
         said = (
             "inventory: ValueError: line 1: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got 'web 0'"
         )
+
         eventually(
             lambda: (
                 said in fleet.log and fleet.metric('notbefore_fleet_errors_total{part="inventory"}')

@@ -63,6 +63,7 @@ def test_the_page_shows_what_is_coming_by_wave_and_how_the_month_went_to_everyon
         eventually(
             lambda: [wave["events"] for wave in fleet.json("/api/v1/fleet/events")["waves"]] == [2]
         )
+
         page = browser.new_context(viewport=DESK).new_page()
         heard = Heard(page)
         url = f"http://127.0.0.1:{fleet.port}/"
@@ -82,8 +83,10 @@ def test_the_page_shows_what_is_coming_by_wave_and_how_the_month_went_to_everyon
         expect(row.locator("[role=timer]")).not_to_have_text(
             row.locator("[role=timer]").inner_text()
         )
+
         assert heard.complaints == []
         assert all(one.startswith(url) for one in heard.requests)
+
         for viewport in (DESK, PHONE):
             page.set_viewport_size(viewport)
             assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]

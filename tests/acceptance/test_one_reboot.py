@@ -81,6 +81,7 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
             )
             eventually(lambda: statuses()[-1:] == [status])
             eventually(lambda: bool(routed.open) is (step < 3))
+
     assert Counter(direct.effects) == {"opened": 1, "added": 9, "resolved": 1, "nothing": 4}
     assert statuses() == ["firing", "resolved"]
     assert [step for step in routed.effects if step != "added"] == ["opened", "resolved"]

@@ -33,8 +33,10 @@ def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(
         config = {"otlp": {"endpoint": receiver.url, "timeout": "5m"}, "sinks": records}
         with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
             eventually(lambda: receiver.requests)
+
             polled(imds, 10)
             agent.ready()
+
             assert agent.stop() == 0  # it waits 20 s; the export would wait for five minutes
 
 
@@ -54,16 +56,20 @@ def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
                 agent.metric('notbefore_otlp_exports_total{result="success",signal="metrics"}')
                 is None
             )
+
             config.write_text(
                 yaml.safe_dump({"otlp": {"endpoint": receiver.url, "interval": "1s"}}),
                 encoding="utf-8",
             )
             agent.process.send_signal(signal.SIGHUP)
+
             eventually(lambda: receiver.metrics)
             assert "google/_upb" in mapped(agent)
             assert "grpc" not in mapped(agent)
+
             config.write_text("log: {level: info}\n", encoding="utf-8")
             agent.process.send_signal(signal.SIGHUP)
+
             eventually(
                 lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 2
             )
@@ -93,16 +99,20 @@ def test_the_standard_variables_say_what_the_file_does_not(
         with RunningAgent(imds.endpoint, tmp_path / "state", str(config)):
             (request, *_) = eventually(lambda: receiver.requests)
             assert request.headers["api-key"] == "k/1"
+
             imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
             eventually(lambda: receiver.records)
             eventually(lambda: {ID} in listed(receiver))  # long before the interval of a minute
+
     resource = attributes(receiver.metrics[-1].resource_metrics[0].resource.attributes)
+
     assert [resource[name] for name in ("service.name", "service.version", "team")] == [
         "watcher",
         "1",
         "a",
     ]
-    assert (resource["host.name"], resource["cloud.platform"]) == (ME, "azure.vm")
+    assert resource["host.name"] == ME
+    assert resource["cloud.platform"] == "azure.vm"
     # else the VMs of a fleet would be one series
     assert resource["service.instance.id"] == resource["host.id"]
 
@@ -123,6 +133,7 @@ def test_protocol_compression_interval_and_temporality_come_from_variables(
         metrics = metrics_of(receiver.metrics[0])
 
     assert "content-encoding" not in request.headers
+
     temporalities = {one.sum.aggregation_temporality for one in metrics if one.HasField("sum")}
     assert temporalities == {AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA}
 
@@ -131,6 +142,7 @@ def test_disabled_sdk_exports_nothing(
     imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+
     with Receiver() as receiver:
         config = {
             "otlp": {"endpoint": receiver.url, "interval": "1s"},
@@ -138,8 +150,11 @@ def test_disabled_sdk_exports_nothing(
         }
         with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
             imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
+
             dead = 'notbefore_outbox_deliveries{sink="records",state="dead"}'
+
             eventually(lambda: agent.metric(dead) == 1)
 
             assert "google/_upb" not in mapped(agent)
+
     assert not receiver.requests

@@ -106,11 +106,14 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     expect(page.locator("#pending .approval")).to_contain_text("Approval is off (default).")
     expect(page.get_by_role("link", name="Documents")).to_have_count(1)
     first = seconds(page)
+
     assert 800 < first < 900
+
     page.wait_for_function(
         "first => document.querySelector('#pending [role=timer]').innerText !== first", arg=first
     )
     eventually(lambda: seconds(page) <= first - 2)
+
     imds.set_document(body(incarnation=7))
     expect(page.locator("#timeline tbody tr").first).to_contain_text("canceled")
 
@@ -125,12 +128,16 @@ def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(
     page.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('no answer')) }")
     expect(page.get_by_role("alert")).to_contain_text("The agent does not answer")
     first = seconds(page)
+
     eventually(lambda: seconds(page) <= first - 2)
+
     page.evaluate(
         "() => { document.querySelector('[data-until]').dataset.until = Date.now() / 1000 - 5 }"
     )
     expect(page.locator("#pending .unit")).to_have_text("past its NotBefore")
+
     assert "-" not in page.locator("#pending [role=timer]").inner_text()
+
     times = [0, 9.9, 61, 3723.5, 36_000, 90_000, 864_000, -0.5, -65, -3723]
     assert page.evaluate("times => times.map(timer)", times) == [timer(time) for time in times]
 
@@ -156,8 +163,11 @@ def test_a_refresh_takes_nothing_from_the_reader(visit: Open, imds: Simulator) -
     chosen, top = page.evaluate(f"scrollTo(0, 300), {seen}")
     imds.set_document(pending("first", "second", Description="to be selected"))
     expect(page.locator("#pending tbody tr")).to_have_count(2)
+
     assert chosen.strip() in ("to", "be", "selected")
+
     again, place = page.evaluate(seen)
+
     assert again == chosen
     # pixels: in the same place, also if a line above needs more room now
     assert abs(place - top) <= 1
@@ -185,7 +195,9 @@ REFRESHES = """bodies => {
 
 def test_a_refresh_makes_any_page_from_any_other(visit: Open) -> None:
     page = visit()
+
     bodies = [render(model).decode() for model in various_pages()]
+
     assert len(set(bodies)) == 6
     assert page.evaluate(REFRESHES, bodies) == []
 
@@ -225,13 +237,18 @@ def test_it_can_be_read_by_everyone(visit: Open, imds: Simulator, viewport: View
     page = visit(viewport=viewport, color_scheme="light")
     expect(page.locator("#pending tbody tr")).to_have_count(2)
     found = Axe().run(page)
+
     assert found.violations_count == 0, found.generate_report()
+
     page.emulate_media(color_scheme="dark")
     found = Axe().run(page, options={"runOnly": ["color-contrast"]})
+
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+
     # on a phone the cells are blocks: what a screen reader reads must be a table nevertheless
     table = page.get_by_role("table", name="Events that Azure lists now")
+
     assert table.get_by_role("rowheader").count() == 2
     assert table.get_by_role("cell").count() == 10
     assert page.evaluate("document.getAnimations().length") == 0

@@ -57,14 +57,16 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
     )
     with ExitStack() as stack:
         simulator = stack.enter_context(Simulator(names))
-        slack, pager = stack.enter_context(HttpPeer()), stack.enter_context(PagerDuty())
+        slack = stack.enter_context(HttpPeer())
+        pager = stack.enter_context(PagerDuty())
         sink = stack.enter_context(HttpPeer())
         own = {"sinks": {"am": {"alertmanager": {"urls": [sink.url]}}}}
         agents = [
             stack.enter_context(RunningAgent(simulator.endpoint_of(name), tmp_path / name, own))
             for name in names
         ]
-        key, config = tmp_path / "key", example()
+        key = tmp_path / "key"
+        config = example()
         key.write_text(ROUTING_KEY, encoding="utf-8")
         config["global"] = {"slack_api_url": slack.url, "pagerduty_url": f"{pager.url}/v2/enqueue"}
         config["receivers"][0]["pagerduty_configs"][0]["routing_key_file"] = str(key)
@@ -87,26 +89,33 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
             ]
 
         simulator.set_document(body(reboot, incarnation=2))
+
         eventually(lambda: "Reboot of web_0, web_1, not before 20" in in_slack())
         eventually(lambda: pager.steps)
         assert on_call()[0].startswith("opened: Reboot of web_0, web_1, not before 20")
         assert "UTC" in on_call()[0]
         assert "Azure will reboot web_0, web_1. What to do: Move or stop" in in_slack()
         assert "Azure says: Virtual machine is being paused" in in_slack()
+
         # notbefore's own sink gives an alert the same labels
         (alert,) = alerts(members[0])
         (sent,) = json.loads(eventually(lambda: sink.requests)[0].body)
+
         assert sent["labels"] == alert["labels"]
+
         simulator.set_document(
             body({**reboot, "EventStatus": "Started", "NotBefore": ""}, incarnation=3)
         )
+
         eventually(lambda: "Reboot of web_0, web_1 has started" in in_slack())
         eventually(lambda: any("has started" in one for one in on_call()))
         assert "Azure started the Reboot reboot at 20" in in_slack()
         assert "is over" not in in_slack()
+
         simulator.set_document(body(incarnation=4))
         eventually(lambda: "Reboot of web_0, web_1 is over" in in_slack())
         eventually(lambda: pager.effects[-1] == "resolved")
+
         sys.stdout.write(f"Slack:\n{in_slack()}\nPagerDuty:\n" + "\n".join(on_call()) + "\n")
         assert "any moment" not in in_slack()
         assert not pager.wrong

@@ -27,8 +27,11 @@ def test_recommendation_is_reported_and_withdrawn_and_never_approved(
         event_id = imds.start("spot-rebalance", speed=100)
         agent.reported("announced")
         by_hand = notbefore("approve", event_id, "--yes", "--state-dir", str(agent.state))
+
         _, end = agent.reported("announced", "ended")
+
         eventually(lambda: len(hook.requests) == 2)
+
         ended_at = agent.metric(f'{ENDED_AT}{{event_id="{event_id}",outcome="unknown"}}')
 
     assert not imds.start_requests
@@ -39,5 +42,6 @@ def test_recommendation_is_reported_and_withdrawn_and_never_approved(
     assert end["azure.scheduled_event.outcome"] == "unknown"
     assert "azure.scheduled_event.not_before" not in end
     assert ended_at is not None
+
     sent = [json.loads(request.body) for request in hook.requests]
     assert [message["azure.scheduled_event.change"] for message in sent] == ["announced", "ended"]

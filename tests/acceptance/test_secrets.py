@@ -163,8 +163,11 @@ def test_secrets_are_never_printed_whatever_fails(
 ) -> None:
     with ExitStack() as stack:
         zoo = zoo_of(tmp_path, stack)
+
         command = {"command": zoo.sinks.pop("command")}
+
         assert len(zoo.sinks) >= 60
+
         zoo.sinks = dict(list(zoo.sinks.items())[part::2]) | command
         config = tmp_path / "notbefore.yaml"
         echo = stack.enter_context(HttpPeer())
@@ -205,6 +208,7 @@ def test_secrets_are_never_printed_whatever_fails(
             eventually(lambda: not left(), patience=480)
             eventually(lambda: "heartbeat: ping_url was not reached" in agent.log)
             eventually(lambda: {request.path for request in echo.requests} == {"/v1/metrics"})
+
             courier = Path("/proc") / str(agent.courier())
             printed["courier"] = (courier / "environ").read_bytes() + (
                 courier / "cmdline"
@@ -224,9 +228,12 @@ def test_secrets_are_never_printed_whatever_fails(
         notbefore("outbox", "list", "--json", "--state-dir", str(tmp_path / "state"))
     )
     printed["command"] = (tmp_path / "environ").read_text(encoding="utf-8")
+
     for file in (tmp_path / "state").iterdir():
         printed[file.name] = file.read_bytes()
+
     assert "urllib3" in printed["log"]  # the libraries were as talkative as they can be
+
     for where, text in printed.items():
         found = text if isinstance(text, bytes) else str(text).encode()
         assert CANARY.encode() not in found, where

@@ -75,12 +75,16 @@ def test_systemd_is_notified_of_ready_alive_reloading_and_stopping(
         assert agent.json("/healthz")["status"] == "ok", "ready means that it serves"
         eventually(lambda: manager.has("WATCHDOG=1", 2))
         eventually(lambda: manager.has("STATUS=0 events listed"))
+
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: manager.has("READY=1", 2))
+
         received = manager.received
         reloading = received.index("RELOADING=1")
+
         assert received[reloading + 1].startswith("MONOTONIC_USEC=")
         assert "READY=1" in received[reloading:]
+
         agent.stop()
         assert manager.listen()[-2:] == ["STOPPING=1", "STATUS=stopping"]
 
@@ -100,6 +104,7 @@ def test_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path
     agent = subprocess.Popen([sys.executable, "-c", HANGING, *words], env=environment, cwd=tmp_path)
     try:
         eventually(lambda: manager.has("WATCHDOG=1") and manager.has("STATUS=0 events listed"))
+
         (tmp_path / "hang").touch()
 
         def starved() -> bool:
@@ -120,6 +125,7 @@ def test_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path
 
 def test_without_systemd_or_for_another_process_nothing_is_sent(tmp_path: Path) -> None:
     nobody = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "soon"}
+
     for environment in (
         {},
         nobody,
@@ -130,6 +136,7 @@ def test_without_systemd_or_for_another_process_nothing_is_sent(tmp_path: Path) 
         notifier.ready()
         notifier.notify("well", alive=True)
         assert notifier.patience == float("inf")
+
     assert (
         SystemdNotifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid())}).patience
         <= 1
@@ -140,4 +147,5 @@ def test_status_is_one_line() -> None:
     manager = Manager(f"@notbefore-test-{os.getpid()}")
     with manager.socket:
         SystemdNotifier(manager.environment).notify("a\nREADY=1", alive=True)
+
         assert manager.listen() == ["STATUS=a READY=1"]

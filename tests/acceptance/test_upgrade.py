@@ -32,7 +32,8 @@ def agent_of(place: Path, imds: Simulator, hook: HttpPeer) -> RunningAgent:
 
 def wheels(place: Path, changes: dict[str, tuple[str, str]]) -> tuple[Path, Path]:
     """This version, which is installed, and the newer one with these changes."""
-    older, newer = wheel(place / "older", {}), wheel(place / "newer", changes)
+    older = wheel(place / "older", {})
+    newer = wheel(place / "newer", changes)
     environment(place / "opt", older)
     return older, newer
 
@@ -55,14 +56,17 @@ def test_for_a_version_that_refuses_the_configuration_no_agent_ends(
         with agent_of(tmp_path, imds, hook) as agent:
             # what a scrape imports is imported
             assert agent.metric("notbefore_restart_needed") == 0
+
             with (tmp_path / "state.yaml").open("a", encoding="utf-8") as config:
                 config.write("records: {tags: [team]}\n")
             install(tmp_path / "opt", newer)
             imds.set_document(listed("E1"))
             agent.reported("announced")
+
             eventually(lambda: b"records" in get(agent.port, "/readyz")[1])
             assert agent.metric("notbefore_restart_needed") == 1
             assert agent.process.poll() is None
+
             install(tmp_path / "opt", older)
             eventually(lambda: arrived(hook) == ["E1"])
 
@@ -72,16 +76,22 @@ def test_an_agent_ends_for_another_version_that_works_and_that_one_goes_on(
     hook: HttpPeer, tmp_path: Path
 ) -> None:
     _, newer = wheels(tmp_path, NEWER)
+
     with Simulator((ME,)) as imds:
         imds.set_document(listed("E1"))
+
         with agent_of(tmp_path, imds, hook) as agent:
             eventually(lambda: arrived(hook) == ["E1"])  # and its courier lingers for a minute
+
             install(tmp_path / "opt", newer)
             assert agent.process.wait(PATIENCE) == 0  # a service manager starts the new one
+
         assert "notbefore 9.9.9 is installed, and works" in agent.log
+
         imds.set_document(listed("E1", "E2"))
         with agent_of(tmp_path, imds, hook) as agent:
             eventually(lambda: arrived(hook)[1:])
             assert agent.metric("notbefore_restart_needed") == 0
             eventually(lambda: agent.count("delivered") == 2)
+
     assert arrived(hook) == ["E1", "E2"]

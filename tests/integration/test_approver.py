@@ -148,7 +148,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             state: AgentState, attempt: ApprovalAttempt, change: Change | None = None
         ) -> bool:
             written = write_attempt(state, attempt, change)
-            act, found.after_write = found.after_write, lambda: None
+            act = found.after_write
+            found.after_write = lambda: None
             act()
             return written
 
@@ -231,20 +232,29 @@ def test_what_is_switched_off_or_becomes_another_meanwhile_is_not_sent(
 ) -> None:
     world.after_write = lambda: happens(world)
     world.approver.decide()
+
     assert world.imds.start_requests == []
+
     kind, reason, words = world.end
-    assert (kind, f"{reason}: {words}") == ("approval_skipped", says)
+
+    assert kind == "approval_skipped"
+    assert f"{reason}: {words}" == says
     assert world.ends[-1]["requests"] == 0
 
 
 def test_an_imds_that_is_not_asked_any_more_is_sent_nothing(world: World) -> None:
     world.after_write = lambda: switched(endpoint="http://127.0.0.1:9")(world)
     world.approver.decide()
-    assert (world.imds.start_requests, world.ends) == ([], [])
+
+    assert world.imds.start_requests == []
+    assert world.ends == []
+
     world.after_write = lambda: None
     world.runtime.replace(endpoint=world.imds.endpoint)
     world.approver.decide()
-    assert (len(world.imds.start_requests), world.end[:2]) == (1, ("approved", "accepted"))
+
+    assert len(world.imds.start_requests) == 1
+    assert world.end[:2] == ("approved", "accepted")
 
 
 def test_approver_sends_nothing_until_new_imds_answers(world: World) -> None:
@@ -252,14 +262,17 @@ def test_approver_sends_nothing_until_new_imds_answers(world: World) -> None:
     world.agent.tracker.use(new_imds, "2020-07-01")  # in the order of a reload
 
     world.approver.decide()
+
     assert world.imds.start_requests == []
 
     world.runtime.replace(endpoint=new_imds)
     world.approver.decide()
+
     assert world.imds.start_requests == []
 
     world.runtime.replace(endpoint=world.imds.endpoint)
     world.sees(listed())
+
     assert world.decide() == "accepted"
 
 
@@ -270,7 +283,9 @@ def test_renamed_vm_approves_nothing(world: World) -> None:
     world.use(Policy(enabled=True, dry_run=False, rules=(rule,)))
     world.sees(listed(Resources=[ME, PEER]))
     world.after_write = lambda: world.agent.tracker.identify(Vm(name=PEER))
+
     world.approver.decide()
+
     assert world.imds.start_requests == []
     assert world.end[1:] == (
         "changed",
@@ -283,7 +298,10 @@ def test_event_that_may_be_the_unreadable_one_is_not_approved(world: World) -> N
         Poll(0.0, 0.0, body({"EventType": "Freeze"}))
     )
     world.approver.decide()
-    assert (world.reason, world.imds.start_requests) == ("", [])
+
+    assert world.reason == ""
+    assert world.imds.start_requests == []
+
     world.sees(listed())
     assert world.decide() == "accepted"
 
@@ -294,7 +312,9 @@ def test_approver_sends_nothing_at_not_before(world: World) -> None:
 
     world.after_write = lambda: world.passes(31)
     world.approver.decide()
-    assert (world.imds.start_requests, world.end[1:]) == ([], ("too_late", "NotBefore came first"))
+
+    assert world.imds.start_requests == []
+    assert world.end[1:] == ("too_late", "NotBefore came first")
 
 
 @pytest.mark.parametrize(
@@ -314,8 +334,10 @@ def test_approval_is_not_sent_when_imds_does_not_confirm_the_event(
 ) -> None:
     """The tracker has not seen yet what IMDS says now: its poll hangs, say."""
     world.imds.set_document(document)
+
     assert world.approver.decide() == SHORT_WAIT
-    assert (world.reason, world.imds.start_requests) == ("", [])
+    assert world.reason == ""
+    assert world.imds.start_requests == []
     assert not world.listed.attempts
 
 
@@ -323,9 +345,11 @@ def test_answer_that_is_no_document_confirms_nothing(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.imds.set_document(b"<html>")
+
     assert world.approver.decide() == PAUSE
     assert f"approval of {ID}: rejected: " in caplog.text
     assert world.imds.start_requests == []
+
     world.wait(PAUSE)
     assert world.decide() == "accepted"
     assert world.ends[-1]["requests"] == 1
@@ -333,10 +357,13 @@ def test_answer_that_is_no_document_confirms_nothing(
 
 def test_approved_event_is_not_approved_again_after_the_list_flapped(world: World) -> None:
     assert world.decide() == "accepted"
+
     world.sees(body())
     world.sees(listed())
+
     assert world.approver.decide() == LONG_WAIT
     assert world.imds.start_requests == [ID]
+
     for number in range(30):
         world.sees(listed(EventId=f"e-{number}"))
         assert world.decide() == "accepted"
@@ -346,11 +373,11 @@ def test_approved_event_is_not_approved_again_after_the_list_flapped(world: Worl
 def test_approval_is_neither_sent_nor_counted_when_writing_took_too_long(world: World) -> None:
     world.after_write = lambda: world.passes(16)
     world.approver.decide()
-    assert (world.imds.start_requests, world.attempt.state, world.attempt.requests) == (
-        [],
-        "sending",
-        0,
-    )
+
+    assert world.imds.start_requests == []
+    assert world.attempt.state == "sending"
+    assert world.attempt.requests == 0
+
     world.sees(listed())
     assert world.decide() == "accepted"
     assert world.ends[-1]["requests"] == 1
@@ -361,9 +388,11 @@ def test_approval_is_neither_sent_nor_counted_when_writing_took_too_long(world: 
 
 def test_approval_is_sent_again_until_imds_accepts_it(world: World) -> None:
     world.imds.fault("start-status", 500, times=9)
+
     assert world.waits() == [PAUSE] * 9
     assert world.end[:2] == ("approved", "accepted")
-    assert (world.imds.start_requests, world.ends[-1]["requests"]) == ([ID], 10)
+    assert world.imds.start_requests == [ID]
+    assert world.ends[-1]["requests"] == 10
 
 
 def test_unanswered_approval_does_not_delay_another_event(
@@ -381,11 +410,13 @@ def test_unanswered_approval_does_not_delay_another_event(
     world.sees(both)
     for _ in range(3):
         world.wait(world.approver.decide(), both)
+
     assert [(one["id"], one["reason"]) for one in world.ends] == [("other", "accepted")]
 
 
 def test_approval_is_not_sent_again_when_imds_refuses_it_for_good(world: World) -> None:
     world.imds.fault("start-status", 400, times=1)
+
     assert world.decide() == "refused"
     assert world.end[0] == "approval_failed"
     assert world.approver.decide() == LONG_WAIT
@@ -397,8 +428,12 @@ def test_where_imds_was_asked_and_never_answered_it_failed_and_says_with_what(wo
     world.approver.decide()
     world.sees(body())
     world.approver.decide()
+
     change, reason, detail = world.end
-    assert (change, reason, world.ends[-1]["requests"]) == ("approval_failed", "no_answer", 1)
+
+    assert change == "approval_failed"
+    assert reason == "no_answer"
+    assert world.ends[-1]["requests"] == 1
     assert detail.startswith("it is gone; ")
     assert world.attempt.outcome == f"approval_failed (no_answer): {detail}"
 
@@ -407,16 +442,20 @@ def test_next_agent_resumes_approvals_that_imds_had_not_answered(world: World) -
     world.imds.fault("start-status", 500, times=1)
     world.approver.decide()
     world.approver.stop()
+
     world.approver = world.successor()
+
     assert world.decide() == "accepted"
     assert world.ends[-1]["requests"] == 2
 
 
 def test_stopping_agent_sends_no_more_approvals(world: World) -> None:
     world.after_write = world.approver.stop
+
     assert world.decide() == ""
     assert world.imds.start_requests == []
-    assert (world.attempt.state, world.attempt.requests) == ("sending", 0)
+    assert world.attempt.state == "sending"
+    assert world.attempt.requests == 0
 
 
 def test_a_start_request_names_the_event_and_the_version_in_use(
@@ -429,7 +468,9 @@ def test_a_start_request_names_the_event_and_the_version_in_use(
     world.sees(listed(NotBefore=FUTURE))
     imds = Imds(api_version="2019-01-01")
     world.agent.config = msgspec.structs.replace(world.agent.config, imds=imds)
+
     assert world.decide() == "accepted"
+
     wanted = {"StartRequests": [{"EventId": ID}]}
     assert posted == [("/metadata/scheduledevents?api-version=2019-01-01", wanted)]
 
@@ -451,15 +492,17 @@ def test_start_request_of_the_first_version_has_the_incarnation(world: World) ->
 
 def test_what_an_operator_approves_needs_no_rule_and_must_be_readable(world: World) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
+
     assert world.by_hand("CHG-1").done
-    assert (world.imds.start_requests, world.ends[-1]["rule"], world.ends[-1]["by"]) == (
-        [ID],
-        "operator",
-        "eve",
-    )
+    assert world.imds.start_requests == [ID]
+    assert world.ends[-1]["rule"] == "operator"
+    assert world.ends[-1]["by"] == "eve"
+
     world.sees(listed(DurationInSeconds=9, ResourceType=7))
     reply = world.by_hand()
-    assert (reply.done, world.end[1:]) == (False, ("changed", "a part of it could not be read"))
+
+    assert not reply.done
+    assert world.end[1:] == ("changed", "a part of it could not be read")
     assert world.imds.start_requests == [ID]
 
 
@@ -469,9 +512,12 @@ def test_event_without_resources_is_approved_only_on_request(
 ) -> None:
     world.sees(listed(Resources=resources))
     world.approver.decide()
-    assert (world.ends, world.imds.start_requests) == ([], [])
+
+    assert world.ends == []
+    assert world.imds.start_requests == []
 
     refused = world.by_hand()
+
     assert not refused.done
     assert "--without-resources" in refused.words
     assert world.end[:2] == ("approval_skipped", "no_resources")
@@ -486,18 +532,23 @@ def test_resources_of_blanks_are_never_approved(world: World) -> None:
 
     reply = world.by_hand(without_resources=True)
 
-    assert (reply.done, world.imds.start_requests) == (False, [])
+    assert not reply.done
+    assert world.imds.start_requests == []
     assert world.decide() == "changed"
 
 
 def test_an_operator_is_told_at_once_that_imds_does_not_answer(world: World) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
     world.passes(16)
+
     assert "IMDS does not answer: nothing was sent" in world.by_hand().words
+
     world.sees(listed())
     world.imds.fault("start-status", 500, times=1)
+
     assert "500" in world.by_hand().words
-    assert (world.end[:2], world.imds.start_requests) == (("approval_failed", "no_answer"), [])
+    assert world.end[:2] == ("approval_failed", "no_answer")
+    assert world.imds.start_requests == []
     assert world.by_hand().done  # and may ask again
 
 
@@ -507,7 +558,9 @@ def test_an_operator_is_told_that_imds_lists_another_event_by_now_or_that_nothin
     world.use(msgspec.structs.replace(ON, rules=()))
     with SickDisk(world.agent.store):
         assert "the state cannot be written" in world.by_hand().words
+
     world.imds.set_document(listed(DurationInSeconds=6))
+
     assert "IMDS does not list it like this any more" in world.by_hand().words
     assert world.imds.start_requests == []
 
@@ -516,8 +569,12 @@ def test_operator_does_not_interfere_with_a_rule(world: World) -> None:
     world.imds.fault("start-status", 500, times=1)
     world.approver.decide()
     reply = world.by_hand()
-    assert (reply.done, "an approval of it is under way" in reply.words) == (False, True)
+
+    assert not reply.done
+    assert "an approval of it is under way" in reply.words
+
     world.wait(PAUSE)
+
     assert world.decide() == "accepted"
     assert "it is approved already" in world.by_hand().words
     assert world.imds.start_requests == [ID]
@@ -526,7 +583,9 @@ def test_operator_does_not_interfere_with_a_rule(world: World) -> None:
 def test_next_agent_does_not_send_approval_by_hand_of_the_ended_agent(world: World) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
     (tracked,) = world.listed.events.values()
+
     world.agent.state.write_attempt(ApprovalAttempt(tracked, "operator", by="eve", requests=1))
+
     assert world.decide() == "no_answer"
     assert "ask again" in world.end[2]
     assert world.imds.start_requests == []
@@ -538,9 +597,12 @@ def test_approval_by_hand_is_not_sent_when_the_operator_waited_too_long(
     world.use(msgspec.structs.replace(ON, rules=()))
     monkeypatch.setattr("notbefore.agent.approver.OPERATOR_PATIENCE", 0.0)
     content = world.approver.answer(ControlRequest(ID), "eve").content
+
     assert "not decided" in world.approver.answer(ControlRequest(ID, content), "eve").words
+
     world.approver.decide()
-    assert (world.imds.start_requests, world.ends) == ([], [])
+    assert world.imds.start_requests == []
+    assert world.ends == []
 
 
 def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(
@@ -558,6 +620,7 @@ def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(
     approver.start()
     try:
         eventually(lambda: world.errors.count == 1)
+
         approver.wake()
         eventually(lambda: world.reason == "accepted")
     finally:

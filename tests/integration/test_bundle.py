@@ -100,13 +100,19 @@ def installed(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_installation_needs_nothing_of_the_clone(installed: Path, tmp_path: Path) -> None:
-    prefix, etc = installed / "opt" / "notbefore", installed / "etc"
+    prefix = installed / "opt" / "notbefore"
+    etc = installed / "etc"
     unit = (etc / "systemd" / "system" / "notbefore.service").read_text(encoding="utf-8")
+
     assert f"ExecStart={prefix}/bin/notbefore run" in unit
     assert (etc / "notbefore" / "notbefore.yml").exists()
+
     demo = without_a_network(prefix / "bin" / "notbefore", "demo", cwd=tmp_path)
-    assert (demo.returncode, "Freeze of this VM finished" in demo.stdout) == (0, True), demo.stderr
+
+    assert demo.returncode == 0, demo.stderr
+    assert "Freeze of this VM finished" in demo.stdout, demo.stderr
     assert str(ROOT) not in demo.stdout
+
     events = run(prefix / "bin" / "notbefore", "events", "--help", cwd=tmp_path)
     assert events.returncode == 0, events.stderr
     for path in (
@@ -121,10 +127,13 @@ def test_upgrade_from_an_archive_keeps_the_configuration(installed: Path, bundle
     own = installed / "etc" / "notbefore" / "notbefore.yml"
     before = own.read_text(encoding="utf-8")
     own.write_text(f"{before}\nlog: {{format: json}}\n", encoding="utf-8")
+
     done = without_a_network(
         INSTALL, "--bundle", bundle, "--no-start", cwd=installed, DESTDIR=str(installed)
     )
-    assert (done.returncode, "Installed, and not started" in done.stdout) == (0, True), done.stderr
+
+    assert done.returncode == 0, done.stderr
+    assert "Installed, and not started" in done.stdout, done.stderr
     assert own.read_text(encoding="utf-8").endswith("log: {format: json}\n")
 
 
@@ -141,9 +150,11 @@ def test_changed_wheel_is_refused_and_the_running_version_stays(
                 data += b"\0"
             member.size = len(data)
             new.addfile(member, io.BytesIO(data))
+
     refused = without_a_network(
         INSTALL, "--bundle", changed, "--no-start", cwd=tmp_path, DESTDIR=str(installed)
     )
+
     assert refused.returncode == 1
     assert "DO NOT MATCH THE HASHES" in refused.stderr
     assert "nothing of the running service has changed" in refused.stderr
@@ -163,13 +174,15 @@ def test_what_is_no_bundle_and_a_python_that_is_not_there_are_named(
     refused = run(
         INSTALL, "--bundle", file, "--no-start", cwd=tmp_path, DESTDIR=str(tmp_path / "root")
     )
-    assert (refused.returncode, f"{file}: not a bundle of notbefore" in refused.stderr) == (1, True)
+
+    assert refused.returncode == 1
+    assert f"{file}: not a bundle of notbefore" in refused.stderr
+
     elsewhere = {"DESTDIR": str(tmp_path / "root"), "PYTHON": "/nowhere/python3"}
     refused = run(INSTALL, "--bundle", bundle, "--no-start", cwd=tmp_path, **elsewhere)
-    assert (refused.returncode, "/nowhere/python3: Python 3.11 or later" in refused.stderr) == (
-        1,
-        True,
-    )
+
+    assert refused.returncode == 1
+    assert "/nowhere/python3: Python 3.11 or later" in refused.stderr
 
 
 def test_same_input_gives_the_same_bundle(bundle: Path, tmp_path: Path) -> None:
@@ -183,7 +196,8 @@ def of_cloud_init() -> str:
     )
     written = {entry["path"]: entry for entry in values["write_files"]}
     ((shell, script),) = values["runcmd"]
-    assert (shell, written[script]["permissions"]) == ("sh", "0600")
+    assert shell == "sh"
+    assert written[script]["permissions"] == "0600"
     return str(written[script]["content"])
 
 
@@ -198,7 +212,8 @@ def small() -> bytes:
     """
     script = b'#!/bin/sh\necho installed >"$DESTDIR/installed"\n'
     member = tarfile.TarInfo("notbefore-0.1.0-bundle/install.sh")
-    member.size, member.mode = len(script), 0o644  # /run and /tmp may be mounted noexec
+    member.size = len(script)  # /run and /tmp may be mounted noexec
+    member.mode = 0o644
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         tar.addfile(member, io.BytesIO(script))
@@ -213,7 +228,10 @@ def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(
 ) -> None:
     needs("curl", "tar", "gzip")
     assert "pip" not in script, "nothing is taken from an index by its name"
-    root, authority, bundle = tmp_path / "root", trustme.CA(), small()
+
+    root = tmp_path / "root"
+    authority = trustme.CA()
+    bundle = small()
     root.mkdir()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     (tmp_path / "bin").mkdir()
@@ -227,14 +245,19 @@ def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(
         return run("sh", "-c", words, cwd=tmp_path, DESTDIR=str(root), PATH=path, **authorities)
 
     unfilled = install(script)
+
     assert unfilled.returncode == 1
     assert "fill in the address of the bundle (https://...) and its SHA-256" in unfilled.stderr
+
     with HttpPeer(authority) as server:
         server.default = Say(body=bundle)
         script = script.replace("FILL-IN-BUNDLE-URL", f"{server.url}/bundle.tar.gz")
         wrong = install(script.replace("FILL-IN-BUNDLE-SHA256", "0" * 64))
-        assert (wrong.returncode, "did NOT match" in wrong.stderr) == (1, True)
+
+        assert wrong.returncode == 1
+        assert "did NOT match" in wrong.stderr
         assert list(root.iterdir()) == []
+
         done = install(script.replace("FILL-IN-BUNDLE-SHA256", hashlib.sha256(bundle).hexdigest()))
         assert done.returncode == 0, done.stderr
     assert (root / "installed").exists()

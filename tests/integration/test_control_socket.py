@@ -47,19 +47,26 @@ def test_order_is_not_carried_out_when_its_client_has_gone(tmp_path: Path) -> No
 
     control = ControlSocket(tmp_path, Desk(carry_out), NO_STORE)
     control.start()
+
     eventually(lambda: listens(tmp_path))
+
     first = threading.Thread(
         target=ask_agent, args=(tmp_path, ControlRequest("first"), ControlReply)
     )
     first.start()
+
     eventually(lambda: carried_out == ["first"])
+
     with _unix_socket() as connection:  # waits in the queue, and gives up
         connection.connect(str(tmp_path / NAME))
         connection.sendall(b'{"ask": "approve", "event_id": "second", "content": "x"}\n')
     free.set()
+
     assert ask_agent(tmp_path, ControlRequest("third"), ControlReply).done
+
     first.join()
     control.stop()
+
     assert carried_out == ["first", "third"]
 
 
@@ -70,6 +77,7 @@ def test_dripping_client_does_not_block_the_next_one(
     stopped = threading.Event()
     control = ControlSocket(tmp_path, Desk(approve_all), NO_STORE)
     control.start()
+
     eventually(lambda: listens(tmp_path))
 
     with _unix_socket() as dripping:
@@ -99,7 +107,9 @@ def test_client_does_not_wait_for_an_agent_that_accepts_no_connection(
     monkeypatch.setattr(control_socket, "CLIENT_SECONDS", 0.1)
     with _unix_socket() as stuck:
         stuck.bind(str(tmp_path / NAME))
+
         stuck.listen(0)
+
         assert [listens(tmp_path) for _ in range(3)] == [True] * 3
 
 
@@ -113,7 +123,9 @@ def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_gi
 
     listening = ControlSocket(tmp_path, Desk(answer), NO_STORE)
     listening.start()
+
     eventually(lambda: listens(tmp_path))
+
     try:
         with pytest.raises(NotBeforeError, match=r"this failed \(UnicodeEncodeError\)"):
             ask_agent(tmp_path, ControlRequest("E"), ControlReply)
@@ -130,11 +142,15 @@ def test_socket_is_created_again_once_its_deleted_directory_exists(
     directory.mkdir()
     control = ControlSocket(directory, Desk(approve_all), NO_STORE)
     control.start()
+
     eventually(lambda: listens(directory))
+
     # in one step: else the socket may be made again before its end
     directory.rename(tmp_path / "deleted")
     eventually(lambda: not listens(directory))
+
     directory.mkdir()
     eventually(lambda: listens(directory))
+
     control.stop()
     eventually(lambda: not (directory / NAME).exists())  # it waits half a second for that

@@ -72,6 +72,7 @@ def test_actions_are_pinned_by_digest() -> None:
         for path in WORKFLOWS
         for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
     ]
+
     assert len(used) > 10
     assert [
         line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", line)
@@ -87,6 +88,7 @@ def test_workflows_use_no_image_without_a_digest() -> None:
         for finding in findings
         if finding["determinations"]["severity"] in ("Medium", "High")
     ]
+
     assert severe == []
 
 
@@ -94,7 +96,9 @@ def test_workflows_use_no_image_without_a_digest() -> None:
 def test_the_unit_is_exposed_as_little_as_is_said(unit: Path) -> None:
     needs("systemd-analyze")
     said = check("systemd-analyze", "security", "--offline=true", "--no-pager", unit)
+
     exposure = re.search(rf"Overall exposure level for {unit.name}: ([\d.]+)", said)
+
     assert exposure, said
     assert float(exposure[1]) <= 1.5
 
@@ -119,20 +123,28 @@ def test_systemd_has_nothing_to_say_of_the_unit_or_of_a_documents_drop_in(
         (tmp_path / f"{unit.name}.d" / "override.conf").write_text(
             textwrap.dedent(text), encoding="utf-8"
         )
+
     done = run("systemd-analyze", "verify", "--man=no", here)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert done.stderr == ""
 
 
 def test_the_units_have_one_sandbox_and_give_courier_and_partitions_their_time() -> None:
     texts = [path.read_text(encoding="utf-8") for path in UNITS]
     (_, sandbox, one), (_, _, other) = (text.partition("CapabilityBoundingSet=") for text in texts)
+
     assert sandbox
     assert one == other
+
     agent, fleet = (dict(re.findall(r"(?m)^(\w+)=(.*)", text)) for text in texts)
+
     assert agent["KillMode"] == fleet["KillMode"] == "mixed", "each ends its courier itself"
     assert int(agent["TimeoutStopSec"]) > STOP_SECONDS + 5
     assert int(fleet["TimeoutStopSec"]) > HAND_OVER_PATIENCE + STOP_SECONDS + 5
     assert default_state_dir() == Path("/var/lib") / agent["StateDirectory"]
+
     options = parsed(fleet["ExecStart"].split()[1:])
     assert options.listen != load(None, {}, {}).server.listen, (
         "an agent on the same machine has that port"
@@ -146,13 +158,16 @@ def test_the_unit_does_not_start_again_what_cannot_start(tmp_path: Path) -> None
     configuration = run(*words, wrong).returncode
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = run(*words, "--listen", f"127.0.0.1:{taken.getsockname()[1]}").returncode
+
     unit = UNITS[0].read_text(encoding="utf-8")
+
     assert "\nRestart=always\n" in unit
     assert f"\nRestartPreventExitStatus={configuration} {address}\n" in unit
 
 
 def test_windows_service_runs_the_agent() -> None:
     service = ET.parse(CONFIG / "windows" / "notbefore-service.xml").getroot()  # noqa: S314 - our own file
+
     assert (service.findtext("arguments") or "").startswith("run ")
 
 
@@ -164,7 +179,9 @@ def test_the_example_is_a_configuration_with_its_examples_and_without(tmp_path: 
     for name in ("slack-url", "hook-key", "ping-url"):
         (tmp_path / name).write_text("https://hooks.example.org/x\n", encoding="utf-8")
     (tmp_path / "pager-key").write_text("0123456789abcdef0123456789abcdef\n", encoding="utf-8")
+
     assert load(CONFIG / "notbefore.yml", {}, {}) == load(None, {}, {})
+
     config = load(whole, {"CREDENTIALS_DIRECTORY": str(tmp_path)}, {})
     assert list(config.sinks) == ["oncall", "pager", "am", "hook"]
     assert len(config.routes) == 2
@@ -174,7 +191,9 @@ def test_prometheus_accepts_the_example_with_its_rules_and_targets() -> None:
     needs("promtool")
     said = check("promtool", "check", "config", "--lint=all", "--lint-fatal", PROMETHEUS)
     rules = yaml.safe_load((CONFIG / "prometheus/notbefore.rules.yml").read_text(encoding="utf-8"))
+
     assert f"SUCCESS: {sum(len(group['rules']) for group in rules['groups'])} rules found" in said
+
     # a file that is not found is no error to promtool
     (targets,) = (CONFIG / "prometheus/targets").glob("*.yml")
     assert yaml.safe_load(targets.read_text(encoding="utf-8"))[0]["targets"]
@@ -206,14 +225,17 @@ def relabeled(
 
 def test_of_azures_vms_those_with_the_tag_are_scraped_by_name(tmp_path: Path) -> None:
     (job,) = yaml.safe_load(PROMETHEUS.read_text(encoding="utf-8"))["scrape_configs"]
-    name, tag = "__meta_azure_machine_name", "__meta_azure_machine_tag_notbefore"
+    name = "__meta_azure_machine_name"
+    tag = "__meta_azure_machine_tag_notbefore"
     found: list[dict[str, str]] = [
         {name: "web_0", tag: "yes"},
         {name: "web_1", tag: "no"},
         {name: "web_2"},
         {},
     ]
+
     labels = relabeled(job["relabel_configs"], tmp_path, *found)
+
     assert [one.get("instance") for one in labels] == ["web_0", None, None, "10.0.0.3:10169"]
 
 

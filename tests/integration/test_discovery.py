@@ -53,11 +53,13 @@ def test_each_place_is_looked_at_in_its_order(tmp_path: Path) -> None:
         lease = (LEASES / file).read_bytes()
         path.write_bytes(lease)
         assert address_in(lease.replace(b"245", b"244")) == ""
+
     for name in ("a-directory/", "without"):
         path = tmp_path / "run/systemd/netif/leases" / name
         path.mkdir() if name.endswith("/") else path.write_text(
             "ADDRESS=10.0.0.4\n", encoding="ascii"
         )
+
     assert [
         endpoint for _, endpoint in candidates({"SCHEDULEDEVENTSIP": "192.0.2.1"}, tmp_path)
     ] == [
@@ -73,8 +75,10 @@ def test_each_place_is_looked_at_in_its_order(tmp_path: Path) -> None:
 def test_imds_is_who_answers_as_it_does(silent: str) -> None:
     with serving(answer(body=b'{"hello": "world"}')) as (other, _):
         assert "not a Scheduled Events document" in why_not(other, VERSION)
+
     assert why_not("http://not an address", VERSION).startswith("imds.endpoint: ")
     assert why_not(silent, VERSION).startswith("refused")
+
     with Simulator() as imds:
         assert why_not(imds.endpoint, VERSION) == ""
 
@@ -122,6 +126,7 @@ def test_auto_falls_back_when_imds_refuses_the_newest_version(
     status: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
+
     with Simulator() as imds:
         imds.refuse_version(NEWEST, status)
 
@@ -131,6 +136,7 @@ def test_auto_falls_back_when_imds_refuses_the_newest_version(
             assert version_of(agent) == FALLBACK
             assert agent.runtime.current.api_version == FALLBACK
             assert agent.known.poll.failure is None
+
     assert sum("does not know api-version" in line for line in caplog.messages) == 1
 
 
@@ -170,8 +176,10 @@ def test_poll_after_a_timeout_waits_for_a_slow_answer(
         imds.fault("slow", 0.8, times=1000)
 
         eventually(lambda: agent.known.poll.took > 0.7)
+
         timeouts = agent.known.poll.figures.results["timeout"]
         polled(imds, 3)
+
         assert agent.known.poll.figures.results["timeout"] == timeouts
 
 
@@ -199,9 +207,12 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
         monkeypatch.setenv("SCHEDULEDEVENTSIP", imds.endpoint)
         with watching(tmp_path, endpoint=silent) as (agent, _):
             eventually(lambda: agent.known.vm_name == "first" and agent.known.poll.answered)
+
             monkeypatch.setenv("SCHEDULEDEVENTSIP", other.endpoint)
             polled(imds, 10)  # two seconds of polls
+
             assert agent.runtime.current.endpoint == imds.endpoint
+
             imds.fault("status", times=1000)
             eventually(lambda: agent.runtime.current.endpoint == other.endpoint)
             eventually(lambda: agent.known.vm_name == "second")
@@ -242,8 +253,10 @@ def test_silent_places_leave_no_hanging_thread(
     monkeypatch.setattr(elsewhere, "why_not", slow)
     with watching(tmp_path, endpoint=silent) as (_, watcher):
         monkeypatch.setattr(polling, "FIRST_SILENCE", 0.5)
+
         eventually(lambda: len(late) >= 4)
         assert max(late) < 0.9  # none of the places before
+
     assert "is IMDS at http://a (lease)? timeout" in caplog.messages
 
 
@@ -263,8 +276,10 @@ def test_stopped_polling_publishes_no_endpoint(
     monkeypatch.setattr(elsewhere, "why_not", find)
     with watching(tmp_path, endpoint=silent) as (agent, watcher):
         assert is_searching.wait(PATIENCE)
+
         watcher.stop()
         may_answer.set()
+
         eventually(lambda: watcher.trouble)
 
     assert agent.runtime.current.endpoint == silent
@@ -277,6 +292,8 @@ def test_machine_that_is_no_azure_vm_is_reported_once(
     for name in ("FIRST_SILENCE", "SEARCH_PAUSE"):
         monkeypatch.setattr(polling, name, 0.2)
     monkeypatch.setattr(elsewhere, "candidates", places)
+
     with watching(tmp_path, endpoint=silent):
         eventually(lambda: places.call_count > 2)
+
     assert caplog.text.count("this does not look like an Azure VM") == 1

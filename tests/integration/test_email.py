@@ -53,18 +53,19 @@ def keys(peer: MailPeer, **fields: Any) -> SinkConfig:
 
 
 def test_mails_of_one_event_form_one_thread(peer: MailPeer) -> None:
-    one, two, other = (
-        message(),
-        message({}, STARTED),
-        message({"EventId": "x", "EventType": "=?utf8?q?x=0ABcc:y?="}),
-    )
+    one = message()
+    two = message({}, STARTED)
+    other = message({"EventId": "x", "EventType": "=?utf8?q?x=0ABcc:y?="})
     sent(keys(peer, sender="vm@m\u00fcller.example"), one, two, other)
     first, second, stranger = mails(peer)
+
     assert first["Message-ID"] == f"<{one.delivery_id}@notbefore.invalid>"
     assert first["Message-ID"] != second["Message-ID"]
     assert first["References"] == second["References"] != stranger["References"]
     assert first["Subject"] == "Freeze of WestNO_0 in 14 min"
+
     text = first.get_content()
+
     assert "Runbook: https://wiki.example.org/r" in text
     assert first["From"] == "notbefore <vm@m\u00fcller.example>"
     assert stranger.keys() == first.keys()  # no text starts another header
@@ -83,9 +84,11 @@ def test_mail_over_tls_with_a_password(
     login = {"tls": tls, "user": "me@x", "password": Secret("p w?")}
     with MailPeer(tls=peer_tls, password="p w?", authority=authority) as peer:
         sent(keys(peer, **login, **ca_file))
+
         with pytest.raises(SendError, match="535") as raised:
             sent(keys(peer, **login | {"password": Secret("wrong")}, **ca_file))
-        assert (raised.value.permanent, raised.value.by_hand) == (False, True)
+        assert not raised.value.permanent
+        assert raised.value.by_hand
         with pytest.raises(SendError, match="CERTIFICATE_VERIFY_FAILED"):
             sent(keys(peer, **login))
         assert len(peer.mails) == 1
@@ -99,6 +102,7 @@ def test_what_the_server_says_to_quit_says_nothing_of_the_mail(
 
     monkeypatch.setattr(MailPeer, "handle_QUIT", grumpy, raising=False)
     sent(keys(peer))
+
     assert len(peer.mails) == 1
 
 
@@ -110,6 +114,7 @@ def test_refused_recipient_does_not_delay_the_others(
     with pytest.raises(SendError, match=answer) as raised:
         sent(keys(peer))
     assert raised.value.permanent == permanent
+
     sent(keys(peer, to=("ops@example.org", "night@example.org")))
     assert recipients(peer) == [["night@example.org"]]
 

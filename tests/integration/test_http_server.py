@@ -63,7 +63,9 @@ def server(view: Shown) -> Iterator[HttpServer]:
 
 def test_metrics_come_in_the_form_that_was_asked_for(server: HttpServer) -> None:
     status, headers, body = ask(server, "/metrics", accept="application/openmetrics-text")
-    assert (status, body) == (200, METRICS)
+
+    assert status == 200
+    assert body == METRICS
     assert headers["Content-Type"] == "text/plain; accept=application/openmetrics-text"
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"
@@ -72,14 +74,20 @@ def test_metrics_come_in_the_form_that_was_asked_for(server: HttpServer) -> None
 
 def test_head_is_get_without_a_body_and_nothing_can_be_changed(server: HttpServer) -> None:
     status, headers, body = ask(server, "/metrics", method="HEAD")
-    assert (status, headers["Content-Length"], body) == (200, str(len(METRICS)), b"")
+
+    assert status == 200
+    assert headers["Content-Length"] == str(len(METRICS))
+    assert body == b""
+
     for method in ("POST", "PUT", "DELETE"):
         status, headers, _ = ask(server, "/api/v1/events", method=method)
-        assert (status, headers["Allow"]) == (405, "GET, HEAD")
+        assert status == 405
+        assert headers["Allow"] == "GET, HEAD"
 
 
 def test_a_verdict_is_a_status_and_its_reasons(server: HttpServer, view: Shown) -> None:
     assert ask(server, "/healthz")[::2] == (200, b'{"status":"ok","reasons":[]}')
+
     view.verdict = CheckResult(ok=False, reasons=("no beat",))
     assert ask(server, "/healthz")[::2] == (503, b'{"status":"unhealthy","reasons":["no beat"]}')
 
@@ -110,11 +118,14 @@ def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view:
         assert ask(server, f"/readyz{query}")[0] == status, (shown, query)
     for query in ("pending=Rebot", "pending=", "pending=Reboot,,Freeze", "pendign=Reboot"):
         status, _, body = ask(server, f"/readyz?{query}")
-        assert (status, b"expected" in body) == (400, True)
+        assert status == 400
+        assert b"expected" in body
     view.listed = listed(**STARTED)
+
     assert json.loads(ask(server, "/readyz?pending=Reboot")[2])["reasons"] == [
         "Reboot E of this VM is started"
     ]
+
     view.verdict = CheckResult(ok=False, reasons=("IMDS does not answer",))
     assert ask(server, "/readyz?pending=Freeze")[0] == 503, (
         "whether one is pending is not known then"
@@ -125,8 +136,11 @@ def test_a_route_that_fails_is_logged_and_says_nothing(
     server: HttpServer, view: Shown, caplog: pytest.LogCaptureFixture
 ) -> None:
     view.broken = True
+
     status, _, body = ask(server, "/readyz")
-    assert (status, b"secret" in body) == (500, False)
+
+    assert status == 500
+    assert b"secret" not in body
     assert "a secret that nobody is to see" in caplog.text
 
 
@@ -135,22 +149,30 @@ def test_the_page_may_load_its_own_files_and_nothing_else(server: HttpServer) ->
     directives = {
         one.split()[0]: one.split()[1:] for one in headers["Content-Security-Policy"].split(";")
     }
+
     assert directives.pop("default-src") == directives.pop("frame-ancestors") == ["'none'"]
     assert {source for sources in directives.values() for source in sources} == {"'self'", "'none'"}
     assert headers["Content-Type"] == "text/html; charset=utf-8"
+
     files = re.findall(r'(?:src|href)="(page/[^"]+)"', body.decode())
     assert len(files) == 3
+
     for file in files:
         status, headers, body = ask(server, f"/{file}")
-        assert (status, bool(body), headers["X-Content-Type-Options"]) == (200, True, "nosniff")
+        assert status == 200
+        assert bool(body)
+        assert headers["X-Content-Type-Options"] == "nosniff"
 
 
 def test_the_page_is_shared_for_half_a_second(
     server: HttpServer, view: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, number = time.monotonic(), itertools.count(1)
+    begun = time.monotonic()
+    number = itertools.count(1)
     monkeypatch.setattr(view, "page", lambda: str(next(number)).encode())
+
     pages = {ask(server, "/")[2] for _ in range(20)}
+
     assert len(pages) <= 2 + (time.monotonic() - begun) / 0.5
     eventually(lambda: ask(server, "/")[2] not in pages)
 
@@ -180,12 +202,14 @@ def test_a_body_of_whatever_length_closes_the_connection(
     with socket.create_connection(server.address, timeout=20) as client:
         client.sendall(REQUEST % (b"metrics", headers) + b"0\r\n\r\n" + REQUEST % (b"healthz", b""))
         said = read_all(client)
+
     assert said.split(None, 2)[1] in (b"400", b"413", b"501")
     assert said.count(b"HTTP/1.") == 1
 
 
 def test_the_history_is_asked_for_as_the_query_says(server: HttpServer, view: Shown) -> None:
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
     for query, since, limit in (
         ("", None, 100),
         ("?since=2026-03-01T12:00:00&limit=7", noon, 7),
@@ -194,6 +218,7 @@ def test_the_history_is_asked_for_as_the_query_says(server: HttpServer, view: Sh
     ):
         assert ask(server, f"/api/v1/history{query}")[0] == 200
         assert view.asked.pop() == (since, limit)
+
     for query in (
         "limit=0",
         "limit=10001",
@@ -217,7 +242,9 @@ def test_a_request_larger_than_any_of_ours_is_refused(server: HttpServer) -> Non
 def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(
     server: HttpServer, kind: str
 ) -> None:
-    before, times = threading.active_count(), []
+    before = threading.active_count()
+    times = []
+
     with ExitStack() as stack:
         clients = connected(server, stack, 1000)
         for client in clients if kind == "half-open" else ():
@@ -229,7 +256,9 @@ def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(
                 begun = time.monotonic()
                 assert ask(server, "/metrics")[0] == 200
                 times.append(time.monotonic() - begun)
+
             assert threading.active_count() - before <= 16
+
     assert max(times) < 1.0
 
 
@@ -256,14 +285,17 @@ def test_where_few_files_may_be_open_the_oldest_silent_connections_go() -> None:
         ExitStack() as stack,
     ):
         assert child.stdout is not None
+
         address = ("127.0.0.1", int(child.stdout.readline()))
         first, *_ = (
             stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(100)
         )
         last = stack.enter_context(socket.create_connection(address, timeout=20))
         last.sendall(REQUEST % (b"", b"Connection: close\r\n"))
+
         assert read_all(last).endswith(b"served")
         assert not first.recv(1)
+
         child.communicate(timeout=20)
 
 
@@ -272,6 +304,7 @@ def test_a_request_that_does_not_end_is_ended(
 ) -> None:
     with socket.create_connection(server.address, timeout=20) as client:
         client.send(b"x", socket.MSG_OOB)  # ended at once: each poll would return for it
+
         with pytest.raises(ConnectionResetError):
             client.recv(1)
     monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.5)
@@ -299,6 +332,7 @@ def test_of_several_requests_at_once_only_the_first_is_sure_to_be_answered(
     with socket.create_connection(server.address, timeout=20) as client:
         client.sendall(REQUEST % (b"metrics", b"") * 4)
         said = read_all(client)
+
     assert said.count(b"HTTP/1.") in (1, 2)  # 2 if a worker was quick
     assert said.endswith(METRICS)
 
@@ -307,16 +341,20 @@ def test_of_several_requests_at_once_only_the_first_is_sure_to_be_answered(
 def test_those_who_ask_and_do_not_read_keep_nobody_waiting(server: HttpServer, view: Shown) -> None:
     view.body = os.urandom(20_000_000)  # more than the system's buffers hold
     longest = 0.0
+
     with ExitStack() as stack:
         clients = connected(server, stack, 12)
+
         for number, client in enumerate(clients):
             client.sendall(REQUEST % (b"metrics", b""))
             if number % 2:
                 begun = time.monotonic()
                 assert ask(server, "/healthz")[0] == 200
                 longest = max(longest, time.monotonic() - begun)
+
         # who asked first was closed for those who asked later
         assert len(read_all(clients[0])) < len(view.body)
+
     assert longest < 1
 
 
@@ -328,6 +366,7 @@ def test_full_memory_cuts_only_clients_that_do_not_read(
     large = os.urandom(40_000_000)
     view.body = large
     answer = bytearray()
+
     with ExitStack() as stack:
         reader, *silent = connected(server, stack, 4)
         reader.sendall(REQUEST % (b"metrics", b"Connection: close\r\n"))
@@ -391,11 +430,13 @@ def test_closed_client_is_not_served(
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         authority.configure_trust(context)
     view = Waiting()
+
     with serving(web_config, view=view) as server, ExitStack() as stack:
         for client in connected(server, stack, WORKERS):
             secured = stack.enter_context(_secured(client, context))
             secured.sendall(REQUEST % (b"metrics", b""))
         becomes(lambda: view.scrapes, WORKERS)
+
         for client in connected(server, stack, 20):
             secured = _secured(client, context)
             secured.sendall(REQUEST % (b"metrics", b""))
@@ -443,13 +484,16 @@ def test_a_connection_is_kept_between_two_scrapes(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = http.client.HTTPConnection(*server.address, timeout=20)
+
     for _ in range(2):
         connection.request("GET", "/metrics")
         assert connection.getresponse().read() == METRICS
         monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.1)
         port = connection.sock.getsockname()
         time.sleep(0.5)  # longer than a first request may take
+
     assert connection.sock.getsockname() == port
+
     connection.close()
 
 
@@ -460,7 +504,9 @@ def test_it_stops_within_a_second(connections: int) -> None:
         with serving() as server:
             connected(server, stack, connections)
             begun = time.monotonic()
+
         assert time.monotonic() - begun < 1.0
+
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(server.address, timeout=20)
 
@@ -474,7 +520,9 @@ def test_an_address_that_cannot_be_listened_at_is_said(view: Shown, listen: str)
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
 def test_of_two_at_one_address_the_second_says_so(view: Shown, host: str) -> None:
     listen = f"{host}:{free_port()}"
+
     said = f"cannot listen at {listen}: .*is another notbefore running"
+
     with serving(listen=listen, insecure=True), pytest.raises(ListenError, match=said):
         HttpServer(Server(listen=listen, insecure=True), view.app)
 
@@ -488,6 +536,7 @@ def test_without_a_host_it_listens_at_version_six_and_four(host: str) -> None:
     port = free_port()
     with serving(listen=f"{host}:{port}", insecure=True) as server:
         assert server.url == f"http://{host or '[::1]'}:{port}"
+
         for address in ADDRESSES[host]:
             with socket.create_connection((address, port), timeout=20) as client:
                 client.sendall(REQUEST % (b"metrics", b"Connection: close\r\n"))

@@ -56,7 +56,8 @@ from support.messages import message, outcomes
 from support.peers import Say
 
 POLLS = "notbefore_polls"
-SINCE, BEGUN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
+SINCE = datetime(2026, 1, 1, tzinfo=UTC)
+BEGUN = datetime(2026, 2, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +127,12 @@ def test_a_scrape_and_an_export_through_a_collector_are_the_same_sample_by_sampl
     sender = sender_to(
         to(f"http://127.0.0.1:{getattr(collector, road)}", protocol=protocol), "metrics"
     )
+
     assert sender.send(data).rejected == 0
+
     sender.close()
     eventually(lambda: len(receiver.metrics) > before)
+
     (arrived,) = receiver.metrics[before:]
     assert len(scraped(text)) > 70
     assert series(arrived) == scraped(text)
@@ -138,20 +142,26 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     data, text = busy().both()
     request = exported(data)
     found = starts(request)
-    kept, own = round(SINCE.timestamp() * 1e9), round(BEGUN.timestamp() * 1e9)
+    kept = round(SINCE.timestamp() * 1e9)
+    own = round(BEGUN.timestamp() * 1e9)
+
     assert found["notbefore_deliveries"] == {kept}
     assert found["notbefore_polls"] == found["notbefore_poll_duration_seconds"] == {own}
+
     # each of these since its first
     first, second, third = (round(at(seconds).timestamp() * 1e9) for seconds in (1, 3, 4))
+
     assert found["azure_scheduled_event_changes"] == {first, second, third}
     assert found["azure_scheduled_event_scheduled_duration_seconds"] == {second}
     assert found["azure_scheduled_event_started_duration_seconds"] == {third}
     assert found["azure_scheduled_event_initial_notice_seconds"] == {first}
+
     shown = re.findall(
         r"^azure_scheduled_event_(?:changes|initial_notice_seconds)_created{.*} (.*)$",
         text,
         re.MULTILINE,
     )
+
     assert {round(float(value) * 1e9) for value in shown} == {first, second, third}
     assert {start for each in found.values() for start in each} == {
         kept,
@@ -169,7 +179,9 @@ def test_nothing_counts_since_a_time_to_come() -> None:
     agent = busy()
     families = samples(MetricsSnapshot(agent.tracked, agent.totals, agent.figures, at(5)))
     before = datetime(2025, 1, 1, tzinfo=UTC)  # the clock was set back
+
     request = exported(metrics_data(families, resource_of({}, {}), "1.0", before))
+
     assert {start for each in starts(request).values() for start in each} == {
         round(before.timestamp() * 1e9)
     }
@@ -178,7 +190,8 @@ def test_nothing_counts_since_a_time_to_come() -> None:
 def test_what_comes_of_exports_is_counted_and_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agent, key = busy(), tmp_path / "key"
+    agent = busy()
+    key = tmp_path / "key"
     key.write_text("hunter2", encoding="utf-8")
     counts = dict[tuple[str, str], int]()
 
@@ -192,14 +205,20 @@ def test_what_comes_of_exports_is_counted_and_said_once(
         headers = {"Api-Key": Secret(str(key), "file")}
         config = Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers)
         exporter = Exporter(config, read, counts, Redactor())
+
         eventually(lambda: counts["metrics", "rejected"] >= 2)
+
         key.unlink()
         eventually(lambda: counts["metrics", "failure"] >= 2)
+
         receiver.default = Say(200)
         key.write_text("hunter3", encoding="utf-8")
+
         eventually(lambda: counts["metrics", "success"] >= 1)
+
         exporter.stop(5.0)
     logged = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
+
     assert logged == [
         "OTLP metrics: the receiver rejected a part of an export: too old for ***",
         (
@@ -232,6 +251,7 @@ def test_the_last_state_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
             to(receiver.url), dict[tuple[str, str], int](), monkeypatch, interval="1h"
         )
         eventually(lambda: len(receiver.metrics) == 1)
+
         exporter.stop(PATIENCE)
         assert len(receiver.metrics) == 2
 
@@ -239,13 +259,16 @@ def test_the_last_state_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_certificates_are_read_anew_after_a_failure(
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts, paths = dict[tuple[str, str], int](), certificates(authority, tmp_path)
+    counts = dict[tuple[str, str], int]()
+    paths = certificates(authority, tmp_path)
     trustme.CA().cert_pem.write_to_path(paths["ca_file"])
     with GrpcReceiver(authority) as receiver:
         exporter = exporting(to(receiver.url, protocol="grpc", **paths), counts, monkeypatch)
         eventually(lambda: counts["metrics", "failure"] >= 1)
+
         authority.cert_pem.write_to_path(paths["ca_file"])
         eventually(lambda: counts["metrics", "success"] >= 1)
+
         exporter.stop(5.0)
 
 
@@ -265,36 +288,47 @@ def test_a_record_arrives_through_a_collector_as_it_is(
     before = len(receiver.records)
     one = message({"Description": "x\ny", "Resources": ["WestNO_0", PEER]}, severity="critical")
     protocol = {"http": "http/protobuf", "grpc": "grpc"}[road]
+
     assert sent(f"http://127.0.0.1:{getattr(collector, road)}", one, protocol=protocol) == [
         Receipt()
     ]
+
     (record,) = eventually(lambda: receiver.records[before:])
     resource = attributes(receiver.logs[-1].resource_logs[0].resource.attributes)
     shown = attributes(record.attributes)
+
     assert shown.pop("notbefore.delivery.id") == one.delivery_id
     assert shown.pop("notbefore.delivery.kind") == "announced"
+
     exported = {
         "time": one.record.flat()["time"],
         "body": record.body.string_value,
         **shown,
         **resource,
     }
+
     assert exported.items() >= json.loads(one.record.line()).items()
     assert resource["service.name"] == "notbefore"
     assert resource["service.instance.id"] == resource["host.id"]
     assert resource["deployment.environment.name"] == "test"
     assert resource["host.name"] == "WestNO_0"
     assert "host.name" not in shown
-    assert (record.severity_text, record.severity_number) == ("critical", 18)
+    assert record.severity_text == "critical"
+    assert record.severity_number == 18
+
     moment = round(one.record.time.timestamp() * 1e9)
+
     assert record.time_unix_nano == record.observed_time_unix_nano == moment
-    assert (record.trace_id, record.span_id) == (b"", b"")
+    assert record.trace_id == b""
+    assert record.span_id == b""
 
 
 def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
     with Receiver() as receiver:
         receiver.default = rejecting(0, "this API is old")
+
         assert sent(receiver.url, message()) == [Receipt()]
+
     assert "this API is old" in caplog.text
 
 
@@ -317,11 +351,14 @@ def test_an_answer_that_all_was_accepted_rejects_nothing(body: bytes) -> None:
 def test_an_answer_that_is_none_of_otlp_takes_nothing(body: bytes) -> None:
     with Receiver() as receiver:
         receiver.default = Say(200, (("Content-Type", "text/html"),), body)
+
         (error,) = sent(receiver.url, message())
+
         with pytest.raises(SendError, match="does the address lead to an OTLP receiver"):
             sender_to(to(receiver.url), "metrics").send(
                 metrics_data([], resource_of({}, {}), "1", at(0))
             )
+
     assert isinstance(error, SendError)
     assert not error.permanent
     assert len(str(error)) < 1_000
@@ -335,6 +372,7 @@ def test_a_rejection_is_read_however_long_its_reason_and_what_is_cut_off_takes_n
             (error,) = sent(web.url, message())
             assert isinstance(error, SendError)
             errors.append(error)
+
     assert [error.permanent for error in errors] == [True, True, False]
     assert str(errors[0]) == "rejected: xxxxxxxxxx"
     assert "1048576" in str(errors[2])
@@ -360,7 +398,9 @@ def test_a_client_shows_its_certificate_and_trusts_the_given_authority(
 ) -> None:
     with Receiver(authority, client_ca=authority) as receiver:
         assert sent(receiver.url, message(), **certificates(authority, tmp_path)) == [Receipt()]
+
         (refused,) = sent(receiver.url, message())
+
     assert isinstance(refused, SendError)
     assert "CERTIFICATE_VERIFY_FAILED" in str(refused)
 
@@ -368,13 +408,17 @@ def test_a_client_shows_its_certificate_and_trusts_the_given_authority(
 def test_grpc_does_so_too_and_brings_its_headers(authority: trustme.CA, tmp_path: Path) -> None:
     with GrpcReceiver(authority) as receiver:
         headers = {"Api-Key": Secret("k-1")}
+
         fields: dict[str, Any] = {
             "protocol": "grpc",
             "headers": headers,
             **certificates(authority, tmp_path),
         }
+
         assert sent(receiver.url, message(), **fields) == [Receipt()]
+
         ((path, body, metadata),) = receiver.requests
+
     assert path == "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
     assert len(ExportLogsServiceRequest.FromString(body).resource_logs) == 1
     assert metadata["api-key"] == "k-1"
@@ -386,8 +430,11 @@ def test_over_grpc_the_reason_is_said_once_and_it_is_tried_again(
 ) -> None:
     with GrpcReceiver() as receiver:
         receiver.abort = grpc.StatusCode[code]
+
         (error,) = sent(receiver.url, message(), protocol="grpc")
+
         assert len(receiver.requests) == 1
+
     assert isinstance(error, SendError)
     assert not error.permanent
     assert code in str(error)
@@ -397,7 +444,9 @@ def test_over_grpc_the_reason_is_said_once_and_it_is_tried_again(
 
 def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.pem")
+
     (error,) = sent("https://127.0.0.1:9", message(), protocol="grpc", ca_file=missing)
+
     assert f"{missing} cannot be read" in str(error)
 
 
@@ -407,6 +456,7 @@ def test_a_header_is_read_anew_and_metrics_keep_no_connection(
     tmp_path: Path, signal: str, connections: int
 ) -> None:
     file = tmp_path / "key"
+
     with Receiver() as receiver:
         headers = {"Api-Key": Secret(str(file), "file")}
         sender = sender_to(to(receiver.url, headers=headers), signal)
@@ -414,6 +464,7 @@ def test_a_header_is_read_anew_and_metrics_keep_no_connection(
             file.write_text(key, encoding="utf-8")
             sender.send(MetricsData([]) if signal == "metrics" else [])
         sender.close()
+
     assert len({request.client for request in receiver.requests}) == connections
     assert [request.headers["api-key"] for request in receiver.requests] == ["first", "second"]
 
@@ -434,6 +485,7 @@ def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
     for name, value in values.items():
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}", value)
+
     with Receiver() as web, GrpcReceiver() as grpc_receiver:
         url = web.url if protocol == "http/protobuf" else grpc_receiver.url
         sender_to(to(url, protocol=protocol), signal).send(
@@ -442,6 +494,7 @@ def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
         (headers,) = [request.headers for request in web.requests] or [
             sent for _, _, sent in grpc_receiver.requests
         ]
+
     assert "for-another" not in headers.values()
 
 
@@ -450,9 +503,12 @@ def test_odd_texts_and_numbers_do_no_harm() -> None:
     odd = log_record(
         resource_of({"odd": "\udcff"}, {}), at(0), "info", "odd \udcff", attributes_of, ""
     )
+
     with Receiver() as receiver:
         sender_to(to(receiver.url), "logs").send([odd])
-        (request,), (record,) = receiver.logs, receiver.records
+        (request,) = receiver.logs
+        (record,) = receiver.records
+
     assert record.body.string_value == "odd ?"
     assert attributes(record.attributes) == {"odd": "?", "large": 2.0**70}
     assert attributes(request.resource_logs[0].resource.attributes)["odd"] == "?"
@@ -518,6 +574,7 @@ def test_every_signal_names_its_sdk_and_version() -> None:
         assert named["telemetry.sdk.language"] == "python"
         assert named["telemetry.sdk.name"] == "opentelemetry"
         assert named["telemetry.sdk.version"]
+
     assert metrics.scope_metrics[0].scope.version == "1.0"
     assert logs.scope_logs[0].scope.version == __version__
 
@@ -529,6 +586,7 @@ def test_every_count_has_a_unit() -> None:
         metrics = metrics_of(receiver.metrics[0])
 
     counts = {one.name: one.unit for one in metrics if one.HasField("sum")}
+
     assert counts["azure_scheduled_event_changes"] == "{change}"
     assert all(counts.values()), counts
 
@@ -571,9 +629,11 @@ def test_deltas_add_up_to_the_totals_also_after_a_failed_export() -> None:
 
     assert [one.value for one in points_of(first, POLLS)] == [before]
     assert [one.value for one in points_of(third, POLLS)] == [2]
+
     (histogram,) = points_of(third, "notbefore_poll_duration_seconds")
     assert histogram.count == 2
     assert sum(histogram.bucket_counts) == 2
+
     (start,) = {one.start_time_unix_nano for one in points_of(third, POLLS)}
     assert start == points_of(first, POLLS)[0].time_unix_nano
 
@@ -595,10 +655,14 @@ def test_agent_exports_deltas_if_the_variable_wants_them(monkeypatch: pytest.Mon
     )
     with Receiver() as receiver:
         config = Otlp(endpoint=receiver.url, timeout=Duration("60s"))
+
         exporter = Exporter(config, lambda: (list(samples(view)), None), {}, Redactor())
+
         eventually(lambda: receiver.metrics)
+
         exporter.stop(PATIENCE)
         metrics = metrics_of(receiver.metrics[0])
 
     temporalities = {one.sum.aggregation_temporality for one in metrics if one.HasField("sum")}
+
     assert temporalities == {AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA}

@@ -58,10 +58,13 @@ def test_wheel_and_source_hold_all_that_is_read_and_the_readme_s_links_lead_some
     files = (
         path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     )
+
     assert {f"notbefore/{path.relative_to(package).as_posix()}" for path in files} <= held
     assert any(name.endswith("share/notbefore/systemd/notbefore.service") for name in held)
+
     (name,) = (name for name in held if name.endswith(".dist-info/METADATA"))
     assert re.findall(r"\]\((?!https:|#)([^)]*)\)", archive.read(name).decode()) == []
+
     with tarfile.open(next(dist.glob("*.tar.gz"))) as tar:
         held = {name.partition("/")[2] for name in tar.getnames()}
     documents = {
@@ -70,6 +73,7 @@ def test_wheel_and_source_hold_all_that_is_read_and_the_readme_s_links_lead_some
         "tests/conftest.py",
         "constraints.txt",
     }
+
     assert documents | {"tools/reference.py"} <= held
 
 
@@ -105,29 +109,39 @@ def test_the_installer_sets_up_the_service_and_keeps_what_is_there(
     prefix: Path, destination: Path, install: Install, tmp_path: Path
 ) -> None:
     mine = tmp_path / "mine #&.yml"
-    etc, units = destination / "etc" / "notbefore", destination / "etc" / "systemd" / "system"
+    etc = destination / "etc" / "notbefore"
+    units = destination / "etc" / "systemd" / "system"
     (etc / "notbefore.yml").unlink()
     (etc / "credentials").mkdir()
     (etc / "credentials" / "hook-key").write_text("key\n", encoding="utf-8")
     first = install("--no-start")
-    assert (first.returncode, first.stderr) == (0, "")
+
+    assert first.returncode == 0
+    assert first.stderr == ""
+
     unit = (units / "notbefore.service").read_text(encoding="utf-8")
     assert f"ExecStart={prefix}/bin/notbefore run /etc/notbefore/notbefore.yml\n" in unit
+
     credentials = (units / "notbefore.service.d" / "credentials.conf").read_text(encoding="utf-8")
     assert credentials == "[Service]\nLoadCredential=hook-key:/etc/notbefore/credentials/hook-key\n"
+
     local = destination / "usr" / "local"
     assert (local / "bin/notbefore").readlink() == prefix / "bin/notbefore"
 
     text = "sinks: {hook: {webhook: {url: 'https://example.org', secret_credential: hook-key}}}\n"
     mine.write_text(text, encoding="utf-8")
+
     assert install("--no-start", "--config", mine).returncode == 0
     assert install("--no-start").returncode == 0
     assert install("--config", etc / "notbefore.yml").returncode == 0, (
         "the file that is there already"
     )
+
     mine.write_text("sink: {}\n", encoding="utf-8")
     refused = install("--no-start", "--config", mine)
-    assert (refused.returncode, f"{mine}:1:1: sink" in refused.stderr) == (1, True)
+
+    assert refused.returncode == 1
+    assert f"{mine}:1:1: sink" in refused.stderr
     assert (etc / "notbefore.yml").read_text(encoding="utf-8") == text
     assert install("--wrong").returncode == 1
 
@@ -143,13 +157,17 @@ def test_whatever_umask_root_has_only_root_writes_and_the_service_reads(
     unit.chmod(0o666)  # of an earlier installation
     (destination / "etc" / "notbefore" / "notbefore.yml").unlink()
     done = run("sh", "-c", f'umask {umask}; exec "$0" --no-start', script, DESTDIR=str(destination))
-    assert (done.returncode, done.stderr) == (0, "")
+
+    assert done.returncode == 0
+    assert done.stderr == ""
+
     made = {
         path.relative_to(destination).as_posix(): path
         for path in destination.rglob("*")
         if not path.is_symlink()
     }
     modes = {name: path.stat().st_mode & 0o777 for name, path in made.items()}
+
     assert modes.pop("etc/notbefore/credentials") == 0o700
     assert {
         name: mode
@@ -178,15 +196,18 @@ def test_the_installer_refuses_a_secret_in_the_configuration_and_says_where_to_m
     )
     mine.chmod(0o600)
     refused = install("--config", mine)
+
     assert refused.returncode == 1
     for key in ("oncall.slack.url", "query.webhook.url", "path.webhook.url", "key.webhook.secret"):
         assert f"sinks.{key}" in refused.stderr
     assert "/etc/notbefore/credentials/NAME" in refused.stderr
     assert "hunter2" not in refused.stderr
     assert is_untouched(destination)
+
     credentials = destination / "etc" / "notbefore" / "credentials"
     (credentials / "slack-url").write_text("https://hooks.example.org/hunter2\n", encoding="utf-8")
     mine.write_text("sinks: {oncall: {slack: {url_credential: slack-url}}}\n", encoding="utf-8")
+
     assert install("--config", mine).returncode == 0
     assert (destination / "etc" / "notbefore" / "notbefore.yml").stat().st_mode & 0o777 == 0o644
 
@@ -196,24 +217,31 @@ def test_the_installer_refuses_a_prefix_with_signs_that_mean_something_to_system
 ) -> None:
     other = tmp_path / "50% not"
     shutil.copytree(prefix, other, symlinks=True, ignore=shutil.ignore_patterns("lib", "include"))
+
     refused = run(other / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(destination))
-    assert (refused.returncode, "letters, digits and" in refused.stderr) == (1, True)
+
+    assert refused.returncode == 1
+    assert "letters, digits and" in refused.stderr
     assert is_untouched(destination)
 
 
 def test_the_installer_removes_the_service_and_keeps_what_is_the_users(
     destination: Path, install: Install
 ) -> None:
-    units, state = (
-        destination / "etc" / "systemd" / "system",
-        destination / "var" / "lib" / "notbefore",
-    )
+    units = destination / "etc" / "systemd" / "system"
+    state = destination / "var" / "lib" / "notbefore"
+
     assert install().returncode == 0
+
     state.mkdir(parents=True)
     (state / "notbefore.db").write_bytes(b"")
+
     assert install("--purge").returncode == 1
+
     removed = install("--uninstall")
-    assert (removed.returncode, removed.stderr) == (0, "")
+
+    assert removed.returncode == 0
+    assert removed.stderr == ""
     assert not (destination / "usr" / "local" / "bin" / "notbefore").is_symlink()
     assert list(units.iterdir()) == []
     assert (state / "notbefore.db").exists()

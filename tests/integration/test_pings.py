@@ -22,7 +22,8 @@ ILL = PingStatus("fail", "the last good answer of IMDS is 99.0 s old", None)
 
 def pinged(url: str, *statuses: PingStatus) -> None:
     """A ping of each status."""
-    heartbeat, left = HeartbeatConfig(ping_url=Secret(url)), list(statuses or [WELL])
+    heartbeat = HeartbeatConfig(ping_url=Secret(url))
+    left = list(statuses or [WELL])
     found = Pings(heartbeat, lambda: left.pop(0), ThreadGuard())
     for _ in range(len(left)):
         found.ping()
@@ -32,7 +33,9 @@ def test_a_ping_says_that_the_agent_begins_and_is_well_and_fail_that_it_is_not(
     peer: HttpPeer,
 ) -> None:
     pinged(f"{peer.url}/uuid?rid=1", BEGINS, BEGINS, WELL, ILL)
+
     begins, well, ill = peer.requests
+
     assert [one.path for one in peer.requests] == [
         "/uuid/start?rid=1",
         "/uuid?rid=1",
@@ -60,7 +63,9 @@ def test_what_does_not_arrive_is_logged_once_and_never_with_the_address(
             Say(200),
         ]
     )
+
     pinged(f"{peer.url}/secret-uuid", *[WELL] * 5)
+
     assert caplog.messages[:2] == [
         "heartbeat: ping_url was not reached: 127.0.0.1 answers 500",
         "heartbeat: ping_url was not reached: 127.0.0.1 answers 302",
@@ -77,7 +82,9 @@ def test_nobody_there_and_a_secret_that_cannot_be_read_are_said_as_well(
     pinged("http://127.0.0.1:9/secret")
     heartbeat = HeartbeatConfig(ping_url=Secret(str(tmp_path / "gone"), "file"))
     Pings(heartbeat, lambda: WELL, ThreadGuard()).ping()
+
     refused, unreadable = caplog.messages
+
     assert "Connection refused" in refused
     assert "gone" in unreadable
 
@@ -87,7 +94,9 @@ def test_an_address_that_is_none_is_not_shown(
     peer: HttpPeer, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     pinged(f"{peer.url}{place}")
+
     (said,) = caplog.messages
+
     assert said.startswith("heartbeat: ping_url was not reached: ")
     assert "ret" not in said
     assert not peer.requests

@@ -22,10 +22,8 @@ def families() -> list[Family]:
     story = Story().sees(0).sees(1, item("a"), item("b", EventType='We"ird\\\n'))
     story.sees(2, item("a", **STARTED), item("b"), item("c", Resources=[PEER], Description="x\ny"))
     story.sees(3, item("d", DurationInSeconds=-1))  # `a` has ended
-    figures, polling = (
-        Figures("1.0", "3.11", vm={"name": "a"}),
-        PollFigures(last_success=1.5, flaws={"duration": 1}),
-    )
+    figures = Figures("1.0", "3.11", vm={"name": "a"})
+    polling = PollFigures(last_success=1.5, flaws={"duration": 1})
     view = MetricsSnapshot(story.tracked, story.totals, figures, at(5), polling=polling)
     return list(samples(view))
 
@@ -33,10 +31,14 @@ def families() -> list[Family]:
 def test_promtool_has_nothing_to_say(families: list[Family]) -> None:
     needs("promtool")
     body, _ = render(families, "text/plain")
+
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=body, capture_output=True, check=False, timeout=60
     )
-    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+    assert checked.returncode == 0
+    assert checked.stdout == b""
+    assert checked.stderr == b""
 
 
 def test_openmetrics_is_served_on_request_and_parses(families: list[Family]) -> None:
@@ -44,8 +46,10 @@ def test_openmetrics_is_served_on_request_and_parses(families: list[Family]) -> 
 
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
+
     parse: Any = text_string_to_metric_families  # has no types
     parsed = {family.name: family for family in parse(body.decode())}
+
     assert parsed["azure_scheduled_event_changes"].type == "counter"
     for name in ("initial_notice", "scheduled_duration", "started_duration"):
         assert parsed[f"azure_scheduled_event_{name}_seconds"].type == "histogram"
@@ -61,6 +65,7 @@ print("prometheus_client" in sys.modules)
 rendered([], "")
 print("prometheus_client" in sys.modules)
 """
+
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
@@ -75,6 +80,7 @@ def test_histogram_has_cumulative_buckets_and_time_of_creation() -> None:
 
     name = "azure_scheduled_event_initial_notice_seconds"
     lines = [line for line in body.decode().splitlines() if line.startswith(name)]
+
     assert lines == [
         f'{name}_bucket{{event_type="Freeze",le="0.0"}} 1.0',
         f'{name}_bucket{{event_type="Freeze",le="30.0"}} 3.0',
@@ -117,4 +123,5 @@ def test_accept_header_selects_one_of_two_formats(
         assert content_type.startswith("application/openmetrics-text; version=1.0.0; ")
     else:
         assert content_type.startswith("text/plain; version=")
+
     assert body.endswith(b"# EOF\n") == openmetrics

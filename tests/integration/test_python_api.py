@@ -12,16 +12,20 @@ PAGE: Final = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(e
 
 def test_every_name_that_the_page_lists_can_be_imported() -> None:
     found = 0
+
     for line in re.findall(r"^\| (`notbefore\.[^|]+) \|", PAGE, re.MULTILINE):
         first, *others = re.findall(r"`([\w.]+)`", line)
         module, _, name = first.rpartition(".")
         for one in (name, *others):
             assert hasattr(importlib.import_module(module), one), one
             found += 1
+
     assert found >= 8
 
 
 def test_the_example_of_the_page_prints_a_change(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
     exec(compile(example, "python-api.md", "exec"), {})  # noqa: S102 - our own page
+
     assert capsys.readouterr().out == "Reboot of this VM announced: at a time not given\n"

@@ -61,6 +61,7 @@ def test_reload_outdates_events_before_it_replaces_runtime(
             agent._start_polling(config)
             eventually(lambda: agent._state.snapshot.poll.answered)
             assert not agent._state.snapshot.poll.outdated
+
             monkeypatch.setattr(Published, "replace", watched)
 
             agent._use(config_for(other, tmp_path))
@@ -91,6 +92,7 @@ def test_reload_approves_nothing_at_old_imds_by_new_rules(
                 agent._start()
                 eventually(lambda: agent._state.snapshot.poll.answered)
                 assert agent._exporter is not None
+
                 agent._exporter.wake()  # an export hangs while the exporter is replaced
 
                 for number in range(1, 4):
@@ -133,11 +135,13 @@ def test_reload_of_name_judges_no_event_by_the_old_name(
             agent._start()
             eventually(lambda: agent._state.snapshot.poll.answered)
             assert agent._state.snapshot.vm_name == ME
+
             monkeypatch.setattr(Polling, "start", lambda _: None)  # the new thread is slow
 
             agent._use(renamed)
 
             assert agent._state.snapshot.vm_name == ME
+
             for _ in range(3):
                 agent._approver.decide()
             assert imds.start_requests == []
@@ -166,6 +170,7 @@ def test_stop_of_polling_waits_until_the_tracker_has_an_answer(
     polling._poll()  # hands nothing on
 
     assert still_stopping == [True]
+
     agent.close()
 
 

@@ -920,12 +920,15 @@ def test_each_alert_is_seen_firing_and_silent() -> None:
         for look in looks
         for text in look.says.values()
     }
+
     assert seen == {*product(ALERTS, (True, False))}
 
 
 def test_each_alert_says_what_it_is_and_has_its_section_of_the_runbook() -> None:
     sections = re.findall(r"^## (\w+)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE)
+
     assert sections == list(ALERTS)
+
     for name, rule in ALERTS.items():
         assert {"summary", "description", "runbook_url"} <= rule["annotations"].keys()
         of_the_event = {None} if "event:azure_scheduled_event:severity" in rule["expr"] else set()
@@ -941,7 +944,8 @@ def samples(expr: str, second: int, found: dict[str, float]) -> dict[str, Any]:
 
 
 def test_the_rules_and_the_sinks_have_one_severity(tmp_path: Path) -> None:
-    events, severities = [], dict[str, float]()
+    events = []
+    severities = dict[str, float]()
     for event_type, ahead, duration in product(
         (*EVENT_TYPES, "New"), (1800, NEAR, NEAR + 1, None), (-1, 5, 9, 10)
     ):
@@ -969,7 +973,8 @@ def test_the_names_of_webdevops_are_recorded_for_those_who_switch(tmp_path: Path
             r"\b(?:notbefore|azure_scheduled_event)_\w+", webdevops.read_text(encoding="utf-8")
         )
     )
-    event, error = "azure_scheduledevent_event", "azure_scheduledevent_request_error"
+    event = "azure_scheduledevent_event"
+    error = "azure_scheduledevent_request_error"
     labels = (
         '{job="notbefore", instance="web_0", eventID="E1", eventType="Reboot", eventStatus="%s", '
     )

@@ -43,6 +43,7 @@ def ask(address: str, path: str = PATH) -> Any:
 def test_it_says_how_to_point_an_agent_at_each_of_several_vms() -> None:
     with simulating("--vm", "a_0", "b_1") as (process, address):
         assert process.stdout is not None
+
         lines = [process.stdout.readline() for _ in range(2)]
         assert lines == [f"  a_0: {address}/vm/a_0\n", f"  b_1: {address}/vm/b_1\n"]
         assert (
@@ -74,8 +75,11 @@ def test_each_fault_is_of_one_answer_and_an_event_can_be_canceled() -> None:
 def test_it_ends_well_on_a_signal(number: signal.Signals) -> None:
     with simulating("--scenario", "user-reboot") as (process, _):
         process.send_signal(number)
+
         out, err = process.communicate(timeout=PATIENCE)
-        assert (process.returncode, err) == (0, "")
+
+        assert process.returncode == 0
+        assert err == ""
         assert "Traceback" not in out
 
 
@@ -94,14 +98,20 @@ def test_a_mistake_in_the_words_ends_with_code_2_and_says_what_was_expected(
 ) -> None:
     with pytest.raises(SystemExit) as ended:  # as the shell's `exit`
         sys.exit(main(["simulate", *words]))
+
     said = capsys.readouterr().err
+
     assert ended.value.code == 2
-    assert (words[-2] in said, "expected" in said or "choose from" in said) == (True, True)
+    assert words[-2] in said
+    assert "expected" in said or "choose from" in said
 
 
 def test_an_address_in_use_ends_with_code_3(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
+
         taken.listen()
+
         assert main(["simulate", "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]) == 3
+
     assert "cannot listen" in capsys.readouterr().err

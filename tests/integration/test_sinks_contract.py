@@ -106,7 +106,8 @@ class MailReceiver(Receiver):
 
 class CommandReceiver(Receiver):
     def __init__(self, directory: Path) -> None:
-        self.out, self.code = directory / "out", directory / "code"
+        self.out = directory / "out"
+        self.code = directory / "code"
         script = directory / "script.py"
         script.write_text(
             f"import sys; open({str(self.out)!r}, 'a').write(sys.stdin.read())\n"
@@ -239,7 +240,9 @@ def test_what_is_sent_names_the_event_marks_an_exercise_and_opens_no_line(
     with closing(sink_of(receiver.config)) as sink:
         for one in sent:
             sink.send(one)
+
     got = receiver.got()
+
     assert len(got) == len(sent)  # one call is one message
     assert all(ID.encode() in body.replace(b"=\r\n", b"") for body in got)
     assert b"\nBcc:" not in got[0]
@@ -252,19 +255,26 @@ def test_a_failure_says_whether_it_is_for_good_and_contains_no_secret(receiver: 
     receiver.fails()
     failed = failure(sink_of(receiver.config))
     receiver.refuses()
+
     refused = failure(sink_of(receiver.config))
-    assert (down.permanent, failed.permanent, refused.permanent) == (False, False, receiver.final)
+
+    assert not down.permanent
+    assert not failed.permanent
+    assert refused.permanent == receiver.final
     for error in (down, failed, refused):
         assert str(error)
         assert CANARY not in redact(str(error))
 
 
 def test_a_status_says_whether_it_is_tried_again(http: HttpReceiver) -> None:
-    passing, final = (401, 403, 404, 408, 425, 429, 500, 503), (301, 302, 307, 400, 410, 413, 422)
+    passing = (401, 403, 404, 408, 425, 429, 500, 503)
+    final = (301, 302, 307, 400, 410, 413, 422)
     elsewhere = (("Location", http.peer.url + "/elsewhere"),)
     http.peer.answers.extend(Say(status, elsewhere) for status in (*passing, *final))
     http.peer.answers.append(Say(how="cut"))
+
     found = [failure(sink_of(http.config)) for _ in (*passing, *final, "cut")]
+
     assert [error.permanent for error in found] == [False] * len(passing) + [True] * len(final) + [
         False
     ]
@@ -275,7 +285,9 @@ def test_a_status_says_whether_it_is_tried_again(http: HttpReceiver) -> None:
 def test_a_receiver_that_does_not_answer_in_time_is_to_be_tried_again(http: HttpReceiver) -> None:
     # one that drips holds apprise: the courier gives it up
     http.peer.default = Say(how="hang" if http.config.kind == "apprise" else "drip")
+
     settings: Any = msgspec.structs.replace(http.config.settings, timeout=Duration("500ms"))
+
     assert not failure(sink_of(SinkConfig(**{http.config.kind: settings}))).permanent
 
 
@@ -283,9 +295,11 @@ def test_the_pause_that_was_asked_for_is_passed_on(http: HttpReceiver) -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
     http.peer.answers.extend(Say(503, (("Retry-After", value),)) for value in ("17", later, "soon"))
     asked = [failure(sink_of(http.config)).retry_after for _ in range(3)]
+
     if http.config.kind != "apprise":  # it does not tell
         assert asked[0] == 17
         assert 500 < (asked[1] or 0) <= 600
+
     assert asked[2] is None
 
 
@@ -328,11 +342,13 @@ def test_any_success_that_is_no_web_page_accepts(
 @pytest.mark.parametrize("status", [200, 302])
 def test_an_endless_answer_is_not_read_to_its_end(http: HttpReceiver, status: int) -> None:
     http.peer.default = Say(status, (("Location", "/elsewhere"),), b"x" * 30_000_000)
+
     if status == 200 and http.config.kind != "otlp_logs":
         with closing(sink_of(http.config)) as sink:
             sink.send(message())
     else:  # an answer of OTLP has a known form, and this is not it
         assert failure(sink_of(http.config)).permanent == (status == 302)
+
     assert len(http.got()) == 1
     # the library of apprise reads it
     assert http.config.kind == "apprise" or not http.peer.read_whole

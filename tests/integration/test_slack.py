@@ -36,13 +36,16 @@ def test_each_step_is_a_message(slack: SlackServer) -> None:
         message(REBOOT, REBOOT | STARTED, None),
     )
     sent(hook(slack), *steps)
+
     titles = [one["blocks"][0]["text"]["text"] for one in slack.messages]
+
     assert titles[1:] == ["Reboot of WestNO_0 has started", "Reboot of WestNO_0 is over"]
     assert [one["attachments"][0]["color"] for one in slack.messages] == [
         "#c4314b",
         "#c4314b",
         "#2e9e5b",
     ]
+
     for one, title, content in zip(steps, titles, slack.messages, strict=True):
         # beside blocks the text is for notifications
         shown = json.dumps([content["blocks"], content["attachments"]])
@@ -53,7 +56,9 @@ def test_each_step_is_a_message(slack: SlackServer) -> None:
 
 def test_times_stand_in_the_reader_s_zone_and_in_utc(slack: SlackServer) -> None:
     sent(hook(slack))
+
     shown = json.dumps(slack.messages[0]["attachments"])
+
     assert "<!date^1772367300^{date_short_pretty} {time_secs}|2026-03-01 12:15:00 UTC>" in shown
     assert "<https://grafana.example.org/d/x?a=1&b=2|Dashboard>" in shown
     for fact in (
@@ -83,12 +88,14 @@ def test_what_azure_says_mentions_nobody(slack: SlackServer) -> None:
         "EventType": "<!here>",
     }
     sent(hook(slack), message(evil), message(evil, evil | STARTED))
+
     for request in slack.requests:
         text = request.body.decode()
         for mention in ("<!channel>", "<@U1>"):
             assert mention not in text
         content = json.loads(text)
         assert "<!here>" not in content["text"]
+
     assert "&lt;!channel&gt; &lt;@U1&gt; &amp;" in json.dumps(slack.messages[0]["attachments"])
 
 
@@ -108,9 +115,11 @@ def test_slack_takes_whatever_azure_says(
         "EventType": f"x{event_type}",
         "EventSource": event_type,
     }
+
     sent(
         hook(slack),
         message(look),
         recording(message(look), description=description, event_type=event_type),
     )
+
     assert slack.faults == []

@@ -76,7 +76,9 @@ def test_only_what_is_news_is_written_again(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         write(store)
         store.commit(ME)
+
         store.exchange([], {"chat": 1})
+
         assert store.disk.wait_written(0)
 
 
@@ -86,45 +88,60 @@ def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path:
     with store_in(tmp_path, clock, to_deliver=lambda: calls.append(1)) as store:
         with SickDisk(store) as disk:
             store.put([delivery(created=clock.time(), due=clock.time())])
+
             assert store.exchange([], {"chat": 1}) == []
+
             disk.heal()
         eventually(lambda: len(calls) == 2)
         assert len(store.exchange([], {"chat": 1})) == 1
+
         store.courier_ended()  # who says so knows it
         settle(store)
+
         assert len(calls) == 2
 
 
 def test_what_failed_is_tried_again_after_a_pause_that_is_diced(tmp_path: Path) -> None:
     clock = SteppedClock()
+
     with store_in(tmp_path, clock) as store:
         store.put([delivery(f"{number}", due=clock.time(), expires=1e12) for number in range(40)])
         settle(store)
         given = store.exchange([], {"chat": 40})
         store.exchange([SendResult(one.delivery_id, "failed") for one in given], {})
         pauses = sorted(row.due - clock.boot_time() for row in rows_of(store))
+
     assert 0.0 <= pauses[0] < 0.5 < pauses[-1] <= 1.0
 
 
 def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> None:
     clock = SteppedClock()
+
     with store_in(tmp_path, clock) as store:
         first, second = (
             delivery(created=clock.time(), due=clock.time(), expires=1e12) for _ in range(2)
         )
+
         with SickDisk(store) as disk:
             store.commit(ME, [stored(1, first, second)])
+
             assert not store.disk.wait_written(20)
             assert store.disk.degraded == "database is locked"
             assert store.next_due() == 1.0
+
             clock.go(1.0)
             (given,) = store.exchange([], {"chat": 9})
+
             assert store.exchange([SendResult(given.delivery_id, "accepted")], {"chat": 9}) == []
+
             clock.go(1.0)
             assert len(store.exchange([], {"chat": 9})) == 1
             assert len(store.history(None, 10).records) == 1
+
             disk.heal()
+
         assert store.disk.wait_written(0)
+
     assert len(read_records(tmp_path)) == 1
 
 
@@ -168,9 +185,12 @@ def test_a_file_that_is_changed_while_nothing_happens_is_noticed(
     monkeypatch.setattr("notbefore.store.disk.LOOK_INTERVAL", 0.05)
     with store_in(tmp_path) as store:
         write(store)
+
         harm(store.path)
+
         # a second later it is again
         eventually(lambda: "the state file cannot be written" in caplog.text)
+
         settle(store)
     with store_in(tmp_path) as store:
         assert store.state == ME
@@ -185,12 +205,17 @@ def test_a_damaged_file_is_set_aside_at_the_start_and_read_as_far_as_it_goes(
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         file.write(b"\xff" * 20_000)
+
     with store_in(tmp_path) as store:
         assert store.disk.file.damaged == 1
+
         settle(store)
         kept = len(events(store))
+
         assert kept
+
     assert (tmp_path / (FILE_NAME + ".damaged")).exists()
+
     with store_in(tmp_path) as store:
         assert len(events(store)) == kept
 
@@ -203,7 +228,8 @@ def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path) -> None:
         db.execute("UPDATE rows SET body = x'ff' WHERE key = ?", (first.delivery_id,))
     for found in (1, 0):
         with store_in(tmp_path) as store:
-            assert (events(store), store.disk.file.damaged) == (["e2"], found)
+            assert events(store) == ["e2"]
+            assert store.disk.file.damaged == found
             assert store.state == ME
             settle(store)
 
@@ -219,6 +245,7 @@ def test_a_file_of_an_older_schema_is_set_aside_and_one_of_a_newer_is_refused(
                 settle(store)
                 assert store.state == StoredState()
             assert (tmp_path / (FILE_NAME + ".damaged")).exists()
+
     with pytest.raises(StoreError, match="written by a newer notbefore"):
         Store(tmp_path, Clock())
 
@@ -255,8 +282,10 @@ def test_a_file_of_ours_can_be_read_and_written_by_us_alone(tmp_path: Path, mode
     with store_in(tmp_path) as store:
         write(store)
     store.path.chmod(mode)
+
     with store_in(tmp_path) as store:
         assert store.state == ME
+
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
 
 
@@ -269,10 +298,14 @@ def test_records_and_deliveries_that_are_too_many_are_counted_in_the_log(
         with SickDisk(store) as disk:
             for number in range(5):
                 store.commit(ME, [stored(number)])
+
             eventually(lambda: store.disk.degraded)
             assert store.history(T0.timestamp(), 2).records == [stored(3).record, stored(4).record]
+
             disk.heal()
+
         write(store, stored(9))
+
         assert (
             caplog.text.count("1 records are missing in the history:")
             == caplog.text.count("missing")
@@ -293,7 +326,9 @@ def test_full_outbox_makes_room_once_a_step(
         write(store, *changes)
 
         assert len(rows_of(store)) == 1_000
+
     full = [message for message in caplog.messages if "outbox is full" in message]
+
     assert full == [
         "the outbox is full: 200 deliveries are removed and not sent (chat: 100, hub: 100)"
     ]
@@ -308,7 +343,8 @@ def test_a_file_that_another_process_locks_is_waited_for_at_the_start(tmp_path: 
         holder.execute("BEGIN EXCLUSIVE")
         threading.Timer(1.0, holder.rollback).start()
         with store_in(tmp_path) as store:
-            assert (store.state, events(store)) == (ME, ["e1"])
+            assert store.state == ME
+            assert events(store) == ["e1"]
 
 
 def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
@@ -316,10 +352,12 @@ def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
 ) -> None:
     with store_in(tmp_path) as store:
         write(store)
-    load, answers = StateFile.load, threading.Event()
+    load = StateFile.load
+    answers = threading.Event()
     monkeypatch.setattr(StateFile, "load", lambda file: answers.wait(20) and load(file))
     monkeypatch.setattr("notbefore.store.disk.START_PATIENCE", 0.1)
-    check, errors = StateFile.check, iter([OSError(errno.EIO, "I/O error")])
+    check = StateFile.check
+    errors = iter([OSError(errno.EIO, "I/O error")])
 
     def fails_once(file: StateFile) -> None:
         for error in errors:
@@ -328,7 +366,9 @@ def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
 
     monkeypatch.setattr(StateFile, "check", fails_once)  # a new file is there by then
     with store_in(tmp_path) as store:
-        assert (store.disk.degraded is not None, store.state) == (True, StoredState())
+        assert store.disk.degraded is not None
+        assert store.state == StoredState()
+
         store.put([delivery("e1")])
         answers.set()  # too late
         settle(store)
@@ -341,7 +381,9 @@ def test_after_a_reader_has_failed_everything_is_written_again(tmp_path: Path) -
         write(store)
         with SickDisk(store):
             assert store.history(None, 9).problem
+
         store.path.unlink()
+
         eventually(lambda: store.path.exists() and store.disk.degraded is None)
         assert read_state(tmp_path, "vm")
 
@@ -349,7 +391,10 @@ def test_after_a_reader_has_failed_everything_is_written_again(tmp_path: Path) -
 def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, answers, done = threading.Event(), threading.Event(), list[str]()
+    begun = threading.Event()
+    answers = threading.Event()
+    done = list[str]()
+
     with store_in(tmp_path) as store:
         settle(store)
         monkeypatch.setattr("notbefore.store.disk.SLOW", 1.0)
@@ -360,16 +405,21 @@ def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(
 
         first = threading.Thread(target=lambda: store.disk.do(hang, 20))
         first.start()
+
         assert begun.wait(20)
         with pytest.raises(TimeoutError, match="has not answered"):
             store.disk.do(lambda: done.append("behind what hangs"), 0.2)
         eventually(lambda: store.disk.hangs)
         with pytest.raises(TimeoutError, match="has not"):
             store.disk.do(lambda: done.append("while it hangs"), 20)
+
         answers.set()
         first.join(20)
+
         eventually(lambda: not store.disk.hangs)
+
         store.disk.do(lambda: done.append("afterwards"), 20)
+
     assert done == ["afterwards"]
 
 
@@ -378,9 +428,11 @@ def test_a_freeze_beyond_the_deadline_leaves_the_disk_time_to_answer(
 ) -> None:
     with store_in(tmp_path) as store, monkeypatch.context() as patched:
         timeouts = iter((0.0, 20.0))  # as if the first wait had passed in the freeze
+
         patched.setattr(
             "notbefore.store.disk.wait", lambda futures, _: wait(futures, next(timeouts))
         )
+
         assert store.disk.do(lambda: threading.Event().wait(0.1), 20) is False
 
 
@@ -397,11 +449,13 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
     clock.go(50.0)
     with store_in(tmp_path, clock) as store:  # in the same boot the time goes on while nobody runs
         assert [row.expires - clock.boot_time() for row in rows_of(store)] == [pytest.approx(550.0)]
+
         settle(store)
     # how long the machine was down, by IMDS; of what it does not say, or cannot be, nothing is
     # counted
     for down, left in ((100.0, 150.0), (500.0, -250.0), (-1_000.0, 550.0), (None, 550.0)):
-        directory, after = tmp_path / f"{down}", SteppedClock("second")
+        directory = tmp_path / f"{down}"
+        after = SteppedClock("second")
         after.booted = 5.0
         directory.mkdir()
         shutil.copy(tmp_path / FILE_NAME, directory)
@@ -423,7 +477,9 @@ def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: P
         store.put([delivery(created=clock.time(), due=clock.time(), expires=1e12)])
         clock.go(-3_000.0, booted=60.0)
         view = store.view(clock.time())
+
         assert clock.time() - view.oldest[("chat", "info")] == pytest.approx(60.0)
+
         settle(store)
         assert len(store.exchange([], {"chat": 9})) == 1
 
@@ -449,13 +505,17 @@ def test_the_history_and_each_answer_are_bounded_in_bytes(
     with store_in(tmp_path) as store:
         for number in range(10):
             write(store, stored(number))
+
         assert store.history(None, 2) == HistoryRecords([stored(8).record, stored(9).record])
     with store_in(tmp_path) as store:
         everything = store.history(None, 100)
         whole = everything.records
+
         assert whole == [stored(number).record for number in range(10 - len(whole), 10)]
         assert not everything.was_cut
+
         size = len(stored(9).record)
+
         assert 2 * size < len(whole) * size <= 4_000
         assert store.history(None, 100, 2 * size) == HistoryRecords(whole[-2:], was_cut=True)
         assert store.history(None, 100, 1) == HistoryRecords(whole[-1:], was_cut=True)
@@ -466,6 +526,7 @@ def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_ba
 ) -> None:
     with store_in(tmp_path) as store:
         write(store, stored(1), stored(2))
+
         for _ in range(3):
             with store.path.open("r+b") as file:
                 file.seek(24)
@@ -475,10 +536,12 @@ def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_ba
                 file.write(b"\xff" * (store.path.stat().st_size - 4096))
             store.history(None, 10)
             settle(store)
+
         assert store.disk.file.damaged == 3
         assert (tmp_path / (FILE_NAME + ".damaged")).exists()
     with store_in(tmp_path) as store:
-        assert (store.state, store.disk.file.damaged) == (ME, 0)
+        assert store.state == ME
+        assert store.disk.file.damaged == 0
 
 
 def test_a_directory_that_cannot_be_locked_is_not_said_to_be_anothers(
@@ -501,9 +564,12 @@ def test_what_waits_for_a_sink_that_is_configured_no_more_leaves_it_also_from_a_
     with store_in(tmp_path) as store:
         store.put([delivery("a"), delivery("b")])
         settle(store)
+
         assert len(store.exchange([], {"chat": 1})) == 1
+
         store.use_sinks({"ops": Terms()}, lambda _row: Targets(("ops",)))
         assert "sink chat is no longer configured: 1 waiting deliveries" in caplog.text
         assert sorted(row.sink for row in rows_of(store)) == ["chat", "ops"]
+
         store.courier_ended()
         assert {row.sink for row in rows_of(store)} == {"ops"}

@@ -81,14 +81,18 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
 ) -> None:
     got = tmp_path / "got"
     couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner)
+
     assert couriers.trouble == ""
+
     delivered(couriers, owner, "a")
     begun = time.monotonic()
     for one in "bcdefg":
         delivered(couriers, owner, one)
+
     # nobody waited for a turn, of which there is one a second
     assert time.monotonic() - begun < 3.0
     assert got.read_bytes() == 7 * (RECORD + b"\n")
+
     owner.add("h", sink="hook")
     couriers.tick()
     (channel,) = couriers.watched[0]
@@ -98,11 +102,16 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
     ) as end:  # an agent that is busy finds several turns at once
         eventually(lambda: end.recv(4096, socket.MSG_PEEK).count(b"limits") > 1)
     serve([couriers], lambda: not owner.rows)
+
     assert couriers.figures == CourierFigures(
         running=True, starts=CourierFigures().starts | {"due": 1}
     )
+
     couriers.stop(NEVER)
-    assert (couriers.figures.running, owner.endings, couriers.trouble) == (False, 1, "")
+
+    assert not couriers.figures.running
+    assert owner.endings == 1
+    assert couriers.trouble == ""
 
 
 def test_what_is_due_when_the_agent_stops_is_sent_first(
@@ -113,19 +122,26 @@ def test_what_is_due_when_the_agent_stops_is_sent_first(
     couriers = Supervisor(Orders(sinks(hook=f"sleep 0.3; echo >> {got}")), owner)
     owner.add("a", "b", "c", sink="hook")
     couriers.tick()
+
     couriers.stop(lambda seconds: seconds > 0.0)  # as long as nobody interrupts it
-    assert (owner.left, got.read_text()) == ({}, "\n\n\n")
+
+    assert owner.left == {}
+    assert got.read_text() == "\n\n\n"
 
 
 def test_nothing_due_starts_nothing(owner: Owner) -> None:
     couriers = Supervisor(Orders(), owner)
     owner.add("later", due=time.time() + 30.0)
     couriers.tick()
+
     assert not couriers.figures.running
     assert 28.0 < couriers.patience <= 30.0
+
     owner.ahead = 29.5  # so that it has started when the time comes
     couriers.tick()
+
     assert couriers.figures.running
+
     couriers.stop(AT_ONCE)
     assert couriers.watched == ([], [])
 
@@ -138,7 +154,10 @@ def test_a_courier_that_has_nothing_to_do_leaves(
     with monkeypatch.context() as patched:  # not before: a start may take longer
         patched.setattr(supervisor, "LINGER", 0.5)
         serve([couriers], lambda: not couriers.figures.running)
-    assert (owner.left, couriers.figures.starts) == ({}, CourierFigures().starts | {"due": 1})
+
+    assert owner.left == {}
+    assert couriers.figures.starts == CourierFigures().starts | {"due": 1}
+
     delivered(couriers, owner, "b")
     assert couriers.figures.starts == CourierFigures().starts | {"due": 2}
 
@@ -149,7 +168,9 @@ def test_a_courier_with_other_orders_takes_the_place_of_the_one_that_runs(
     couriers = start(Orders(sinks(hook=f"echo old >> {tmp_path}/got")))
     delivered(couriers, owner, "a")
     couriers.reconfigure(Orders(sinks(hook=f"echo new >> {tmp_path}/got")))
+
     delivered(couriers, owner, "b")
+
     assert (tmp_path / "got").read_text() == "old\nnew\n"
     assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "reload": 1}
 
@@ -216,6 +237,7 @@ def test_reload_keeps_commands_of_one_event_in_order(
     serve([couriers], lambda: not owner.left)
 
     log = command.log
+
     assert log[:2] == ["begin announced", "begin other"]
     assert log.index("end announced") < log.index("begin started")
 
@@ -301,7 +323,9 @@ def test_a_slow_receiver_is_not_taken_for_nothing_to_do(
         monkeypatch.setenv("HOOK", peer.url)
         hook = Webhook(url=Secret("HOOK", "env"), allow_private=True)
         couriers = start(Orders({"hook": SinkConfig(webhook=hook)}))
+
         delivered(couriers, owner, "a")
+
         assert len(peer.requests) == 1
 
 
@@ -313,19 +337,23 @@ def test_a_courier_that_cannot_be_started_is_tried_again_later(
 ) -> None:
     couriers = Supervisor(Orders(), owner)
     owner.add("a")
+
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(tmp_path / "no-python"))
-        now, waits = time.monotonic() - 60.0, list[float]()
+        now = time.monotonic() - 60.0
+        waits = list[float]()
         patched.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
         for _ in range(5):
             couriers.tick()
             waits.append(couriers.patience)
             now += waits[-1]
+
     # at once, and then after pauses that grow
     assert waits == pytest.approx([0.0, 1.0, 2.0, 4.0, 8.0])
     assert couriers.trouble.startswith("the courier cannot be started (")
     assert couriers.trouble in caplog.messages
     assert couriers.figures == CourierFigures()
+
     serve([couriers], lambda: couriers.figures.running and not couriers.trouble)
     couriers.stop(AT_ONCE)
 
@@ -342,8 +370,11 @@ def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
         os.kill(courier_of(os.getpid()), signal.SIGKILL)
         serve([couriers], lambda: owner.endings == number)
         if number == 1:  # at once
-            assert (couriers.figures.running, couriers.trouble) == (True, "")
+            assert couriers.figures.running
+            assert couriers.trouble == ""
+
     serve([couriers], lambda: len(owner.given) == 5)
+
     assert "the courier ended unexpectedly (exit code -9): another is started" in caplog.messages
     assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "crashed": 3}
 
@@ -356,8 +387,11 @@ def test_what_may_run_once_is_dead_when_its_courier_ends(
     serve([couriers], lambda: owner.given)
     os.kill(courier_of(os.getpid()), signal.SIGKILL)
     serve([couriers], lambda: owner.endings)
+
     (row,) = owner.rows
-    assert (row.state, row.error.partition(":")[0]) == ("dead", "interrupted")
+
+    assert row.state == "dead"
+    assert row.error.partition(":")[0] == "interrupted"
     assert f"sink hook: `announced` of event e-a: {row.error}" in caplog.messages
 
 
@@ -370,12 +404,15 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     serve([couriers], lambda: owner.given)
     hangs = courier_of(os.getpid())
     os.kill(hangs, signal.SIGSTOP)
+
     with monkeypatch.context() as patched:  # not before: a start may take longer
         patched.setattr(supervisor, "OVERDUE", 2)
         serve([couriers], lambda: couriers.figures.starts.get("hung"))
+
     eventually(lambda: has_ended(hangs))
     assert f"courier {hangs} started: due" in caplog.messages
     assert "the courier has sent nothing for 2 s: it is killed and replaced" in caplog.messages
+
     serve([couriers], lambda: len(owner.given) == 2)
 
 
@@ -397,8 +434,10 @@ def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
     begun = time.monotonic()
     for _ in range(50):
         couriers.tick()
+
     assert time.monotonic() - begun < 5.0
     assert couriers.watched[1]
+
     os.kill(courier_of(os.getpid()), signal.SIGCONT)
     serve([couriers], lambda: not owner.rows)
 
@@ -418,12 +457,15 @@ os.kill(courier.pid, signal.SIGSTOP)
 print(courier.pid, flush=True)
 time.sleep(60)
 """
+
     with subprocess.Popen(
         [sys.executable, "-c", agent, tmp_path], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout
+
         courier = int(process.stdout.readline())
         process.kill()
+
     eventually(lambda: has_ended(courier))
 
 
@@ -436,12 +478,16 @@ def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
     couriers = start(Orders(sinks(hook=script)), lock=SimpleNamespace(descriptor=lock))
     owner.add("a", sink="hook")
     serve([couriers], lambda: (tmp_path / "files").exists() and (tmp_path / "files").read_text())
+
     assert f"-> {tmp_path}\n" not in (tmp_path / "files").read_text()
+
     courier = courier_of(os.getpid())
     os.close(lock)
     another = os.open(tmp_path, os.O_RDONLY)
+
     with pytest.raises(BlockingIOError):
         fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     os.kill(courier, signal.SIGKILL)
     serve([couriers], lambda: owner.endings)
     fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -461,7 +507,9 @@ def test_a_courier_is_given_no_secret_of_the_environment(monkeypatch: pytest.Mon
     fleet = FleetConfig(EventHub(connection_string=Secret("TOKEN", "env")))
     told: Any = {"sinks": sinks(hook="true"), "messages": Messages(advice={"Reboot": "Run."})}
     orders = make_orders(Config(fleet=fleet, log=Log("json", "debug"), **told))
+
     assert orders == Orders(**told, log_format="json", log_level="debug", hidden=("TOKEN",))
+
     found = environment(orders)
     assert not {*names} & found.keys()
     assert found["HTTPS_PROXY"] == "x"
@@ -525,8 +573,10 @@ def test_agent_ends_for_a_version_whose_check_succeeds(
 
     assert couriers.successor == "99.0"
     assert couriers.figures.starts["upgrade"] == 1
+
     version = notbefore.__version__
     ends = f"notbefore 99.0 is installed, and works: this one ({version}) ends for it"
+
     assert ends in caplog.messages
 
 
@@ -630,7 +680,9 @@ def test_package_with_a_reused_inode_is_noticed(installed: Path, start: Start) -
     another(installed, __main__=saying())
     couriers = start(Orders())
     couriers.tick()
+
     assert not couriers.replaced
+
     file = Path(notbefore.__file__)
     inode = file.stat().st_ino
 
@@ -648,12 +700,16 @@ def test_half_an_installation_is_waited_for(installed: Path, owner: Owner, start
         installed, init="__version__ = '99.0'", __main__="import notbefore.courier.not_there_yet"
     )
     owner.add("a")
+
     serve([couriers], lambda: couriers.trouble)
+
     assert (
         "was replaced or removed: the courier does not start (exit code 1): notifications wait"
         in couriers.trouble
     )
-    assert (couriers.successor, owner.left) == ("", {"a": "pending"})
+    assert couriers.successor == ""
+    assert owner.left == {"a": "pending"}
+
     installed.unlink()
     installed.symlink_to(here)  # the same version again
     serve([couriers], lambda: couriers.figures.running and not couriers.trouble)
@@ -671,5 +727,6 @@ def test_courier_for_another_version_says_its_own_and_ends(kind: str) -> None:
     frame = eventually(lambda: next(iter(courier.received()), b""))
 
     assert msgspec.msgpack.decode(frame, type=Hello) == Hello(notbefore.__version__, SCHEMA_VERSION)
+
     os.waitid(os.P_PID, courier.pid, os.WEXITED | os.WNOWAIT)
     assert courier.end() == 0

@@ -51,7 +51,9 @@ def test_what_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
 ) -> None:
     monkeypatch.setattr(tracker, "parse", failing(parse, 3))
     monkeypatch.setattr(polling, "fetch_vm", failing(fetch_vm, 1))
-    errors, agent = ThreadGuard(), Tracking(tmp_path, Clock())
+    errors = ThreadGuard()
+    agent = Tracking(tmp_path, Clock())
+
     with Simulator((ME,)) as imds:
         imds.set_document(body(item("E1")))
         config = load(None, {}, {"imds.endpoint": imds.endpoint, "imds.interval": "200ms"})
@@ -63,6 +65,7 @@ def test_what_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
         finally:
             watcher.stop()
             agent.close()
+
     assert [record["azure.scheduled_event.id"] for record in agent.said] == ["E1"]
     assert errors.count == 4
     assert [
@@ -85,9 +88,12 @@ def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restar
         eventually(lambda: agent.answers("/healthz"))
         eventually(lambda: agent.metric("notbefore_unforeseen_errors_total"))
         assert agent.process.wait(120) == 1
+
         agent.stop()
     lines = [json.loads(line) for line in agent.log.splitlines()]
+
     (logged,) = [line for line in lines if "unforeseen error in poll" in line["body"]]
+
     assert "a mistake of ours" in logged["exception"]
     assert f"poll failed {MAX_IN_A_ROW} times in a row" in agent.log
 
@@ -99,7 +105,9 @@ def test_vital_work_that_fails_again_and_again_with_no_success_between_is_given_
     for number in range(5 * MAX_IN_A_ROW):
         errors.attempt("main", fails if number % MAX_IN_A_ROW else str)
         errors.attempt("http", fails, vital=False)
+
     assert not errors.given_up
+
     errors.attempt("main", fails)
     assert errors.given_up
     assert ended == [True]
@@ -113,7 +121,9 @@ def test_a_thread_that_an_exception_ends_is_logged_and_counted(
     monkeypatch.setattr(threading, "excepthook", errors.thread_ended)
     thread = threading.Thread(target=Mock(side_effect=MISTAKE), name=name)
     thread.start()
+
     thread.join()
+
     assert errors.count == 1
     assert errors.given_up == ends
     assert any(record.exc_info for record in caplog.records if record.levelno == logging.ERROR)

@@ -33,7 +33,8 @@ from support.box import rows_of
 from support.sick import SickDisk
 from support.tracking import SteppedClock, Tracking
 
-MINE, OTHERS = item(EventType="Reboot"), item("other", Resources=[PEER])
+MINE = item(EventType="Reboot")
+OTHERS = item("other", Resources=[PEER])
 BEGUN = {**MINE, **STARTED}
 REFUSED = Poll(0.0, 0.01, error=ImdsError("refused", "no"))
 UNCHANGED = Poll(0.0, 0.01)
@@ -44,8 +45,10 @@ class Agents:
     """One agent after the other on one machine and one state file."""
 
     def __init__(self, directory: Path, clock: SteppedClock, vm: Vm | None = THIS_VM) -> None:
-        self.clock, self._earlier = clock, list[dict[str, Any]]()
-        self._directory, self._incarnation = directory, 0
+        self.clock = clock
+        self._earlier = list[dict[str, Any]]()
+        self._directory = directory
+        self._incarnation = 0
         self.config = Config()
         self.now = self._start()
         self.identify(vm)
@@ -150,7 +153,9 @@ def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last
     agents.waits(100, UNCHANGED)
     agents.restart(3)
     agents.answers_missed(2)
+
     agents.sees()
+
     assert agents.last("change", "reason", event_id="other") == ("canceled", "gone_before_start")
 
 
@@ -179,7 +184,9 @@ def test_the_same_vm_is_known_by_its_id_and_else_by_its_name(
     agents.restart(60, "second", vm=after)
     reported = len(agents.said)
     agents.sees()
+
     agents.die()
+
     assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == (
         ["ended"] if own else []
     )
@@ -200,12 +207,16 @@ def test_after_a_boot_nothing_is_compared_until_it_is_known_which_vm_this_is(
     agents.die()
     agents.boot("second", vm=None)  # a restart forgets nothing of it
     agents.sees(item("new", Resources=[PEER]))  # nor does another document
+
     assert len(agents.said) == reported
     assert agents.now.known.poll.answered is None
+
     agents.identify(Vm(name=ME, vm_id=vm_id))
     agents.waits(1, UNCHANGED)
+
     assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == kinds
     assert ("this disk was another VM's" in caplog.text) == (vm_id != "0-1")
+
     ids = [one["azure.scheduled_event.change_id"] for one in agents.said]
     assert len(set(ids)) == len(ids)
 
@@ -216,7 +227,9 @@ def test_the_first_comparison_waits_ten_seconds_for_the_name_at_most(agents: Age
     reported = len(agents.said)
     agents.sees({**MINE, "Description": "another"})
     agents.waits(9, UNCHANGED)
+
     assert len(agents.said) == reported
+
     agents.waits(1, UNCHANGED)
     assert agents.last("change", "scope") == ("updated", "unknown")
     assert agents.last("change", "reason", event_id="other") == ("ended", "machine_rebooted")
@@ -230,6 +243,7 @@ def test_where_imds_never_names_the_vm_its_memory_is_its_own(
         agents.sees(OTHERS)
         agents.waits(10, UNCHANGED)
         agents.sees(OTHERS, BEGUN)
+
     assert [one["azure.scheduled_event.change"] for one in agents.said] == [
         "announced",
         "started",
@@ -248,7 +262,9 @@ def test_over_a_reboot_the_interruption_ends_with_the_first_beat_and_not_with_th
     agents.waits(5, REFUSED)
     agents.restart(40, "second")
     agents.waits(300, REFUSED)
+
     agents.sees()
+
     assert agents.last("reason", "outcome", "interruption_seconds") == (
         "machine_rebooted",
         "finished",
@@ -263,7 +279,9 @@ def test_of_an_event_that_had_not_begun_the_last_beat_is_known_where_the_agent_w
     agents.sees_each([], [MINE])
     agents.waits(2, UNCHANGED)
     agents.restart(40, "second", in_order=in_order)
+
     agents.sees_each([BEGUN], [])
+
     assert agents.last("change", "interruption_seconds") == ("finished", interruption)
 
 
@@ -275,7 +293,9 @@ def test_over_two_boots_without_an_answer_in_between_no_interruption_is_given(
     for boot in ("second", "third"):
         agents.restart(40, boot)
         agents.waits(1, REFUSED)
+
     agents.sees()
+
     assert agents.last("reason", "outcome", "interruption_seconds") == (
         "machine_rebooted",
         "finished",
@@ -308,7 +328,9 @@ def test_a_reboot_proves_an_event_that_was_due_when_the_machine_went_down(
     agents.clock.go(40)
     agents.clock.booted = uptime
     agents.boot("second")
+
     agents.sees()
+
     assert agents.last("change", "reason", "outcome") == ("ended", "machine_rebooted", outcome)
 
 
@@ -320,11 +342,15 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
     agents.sees(MINE)
     agents.waits(10, UNCHANGED)
     agents.identify(Vm(name=PEER))
+
     assert [one["azure.scheduled_event.change"] for one in agents.said] == ["announced"]
+
     agents.clock.go(15 * 60 - 120)
     (announced,) = given(agents.now.store, chat=9)
+
     assert announced.kind == "announced"
     assert given(agents.now.store, SendResult(announced.delivery_id, "accepted"), chat=9) == []
+
     agents.sees({**MINE, "Description": "other"})
     assert agents.last("change", "scope", "previous_scope") == ("updated", "peer", None)
 
@@ -341,6 +367,7 @@ def test_incident_is_closed_when_its_event_proves_to_be_another_vms(agents: Agen
     agents.sees()
 
     (end,) = given(agents.now.store, pager=9)
+
     assert end.kind == "canceled"
     assert end.thread == "incident"
 
@@ -366,9 +393,12 @@ def test_what_is_known_is_old_until_imds_has_answered_again(
 ) -> None:
     agents.sees(MINE)
     agents.clock.go(15)
+
     assert agents.now.certain(ID.casefold())
+
     make_old(agents)  # or one more second by any clock
     assert not agents.now.certain(ID.casefold())
+
     agents.sees(MINE)
     assert agents.now.certain(ID.casefold())
 
@@ -381,10 +411,13 @@ def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Age
     agents.sees_each([], [MINE])
     agents.restart(0)
     agents.sees_again()
+
     assert agents.now.freeze_meter.running
+
     # a freeze in one step: between two of them the thread that measures may wake
     agents.sees(BEGUN, after=31)
     agents.sees()
+
     assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(30.9))
 
 
@@ -393,11 +426,15 @@ def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_un
 ) -> None:
     agents.sees_each([], [OTHERS, MINE])
     agents.waits(15 * 60 - 20, UNCHANGED)
+
     assert not agents.now.freeze_meter.running
+
     agents.waits(5, UNCHANGED)
     assert agents.now.freeze_meter.running
+
     agents.sees(OTHERS, BEGUN)
     assert agents.now.freeze_meter.running
+
     agents.sees(OTHERS)
     assert not agents.now.freeze_meter.running
 
@@ -415,7 +452,9 @@ def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_
     agents.now.tracker.handle(
         Poll(lag, 0.01, body=document, date=agents.clock.date, wall_lag=wall_lag)
     )
+
     agents.sees()
+
     assert agents.last("change", "interruption_seconds") == ("finished", 30.0)
 
 
@@ -428,8 +467,10 @@ def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Age
     agents.die()  # killed
     agents.clock.go(40)
     agents.boot("second")
+
     assert agents.now.known.state.seen is not None
     assert agents.now.known.state.seen.wall == answered
+
     agents.sees_each([BEGUN], [])
     assert agents.last("change", "interruption_seconds") == ("finished", None)
 
@@ -440,12 +481,16 @@ def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Age
 def test_each_poll_is_counted_once_by_its_result(agents: Agents) -> None:
     agents.sees(MINE)
     agents.now.tracker.handle(Poll(0.25, 0.02))
+
     assert agents.now.known.poll.figures.delay == 0.25
+
     agents.now.tracker.handle(Poll(0.5, 2.0, error=ImdsError("refused", "no")))
     figures = agents.now.known.poll.figures
     counted = {result: count for result, count in figures.results.items() if count}
+
     assert counted == {"changed": 1, "unchanged": 1, "refused": 1}
-    assert (figures.delay, sum(figures.duration.counts)) == (0.5, 3)
+    assert figures.delay == 0.5
+    assert sum(figures.duration.counts) == 3
     assert figures.duration.sum == pytest.approx(2.03)
 
 
@@ -459,10 +504,12 @@ def test_what_cannot_be_read_is_counted_and_logged_once_a_document(
     agents.sees(FLAWED, UNREADABLE, {"EventType": "Freeze"})
     agents.waits(3, UNCHANGED)
     known = agents.now.known
+
     assert sum(known.poll.figures.flaws.values()) == 3
     assert len(known.poll.flaws) == 3
     assert known.unreadable == 2
     assert all(map(agents.now.listed.flawed, (ID.casefold(), "broken")))
+
     lines = [one.getMessage() for one in caplog.records if "cannot be read" in one.getMessage()]
     assert len(lines) == 3
     assert lines == [
@@ -470,6 +517,7 @@ def test_what_cannot_be_read_is_counted_and_logged_once_a_document(
         "event broken cannot be read (event_type): what was known of it is kept",
         "an event without a readable id cannot be read (event_id): what was known of it is kept",
     ]
+
     agents.sees(FLAWED)
     assert sum(agents.now.known.poll.figures.flaws.values()) == 4
     assert agents.now.known.unreadable == 0
@@ -478,9 +526,11 @@ def test_what_cannot_be_read_is_counted_and_logged_once_a_document(
 def test_a_document_that_is_none_leaves_what_is_known_of_the_last_one(agents: Agents) -> None:
     agents.sees(FLAWED)
     agents.now.tracker.handle(Poll(0.0, 0.01, body=b"garbage"))
+
     assert agents.now.listed.flawed(ID.casefold())
     assert set(agents.now.listed.events) == {ID.casefold()}
     assert agents.now.known.poll.failure == "rejected"
+
     agents.sees(MINE)
     assert agents.now.known.poll.failure is None
     assert agents.now.known.poll.figures.documents_rejected["not_json"] == 1
@@ -493,7 +543,9 @@ def test_each_kind_of_failure_is_logged_once_and_its_end_as_well(
     agents.sees()
     agents.waits(3, REFUSED)
     agents.waits(3, Poll(0.0, 0.01, error=ImdsError("timeout", "slow")))
+
     assert agents.now.known.poll.failure == "timeout"
+
     agents.waits(3, UNCHANGED)
     assert [one.getMessage() for one in caplog.records if "IMDS" in one.getMessage()] == [
         f"IMDS: {ImdsError('refused', 'no')}; the agent asks again, and keeps the last known state",
@@ -516,11 +568,14 @@ def test_the_name_of_imds_goes_before_the_configured_one(
     agents.now.config = Config(vm=VmName(PEER))
     agents.now.state.identify(None, agents.now.known.state.tracked)
     agents.identify(None)
+
     assert agents.now.known.vm == Vm(name=PEER)
     assert [one.scope for one in agents.now.listed.events.values()] == ["peer", "self"]
+
     agents.identify(Vm(name=ME, location="westeurope"))
     assert agents.now.known.vm == Vm(name=ME, location="westeurope")
     assert [one.scope for one in agents.now.listed.events.values()] == ["self", "peer"]
+
     names = [
         one.getMessage() for one in caplog.records if one.getMessage().startswith("this VM is")
     ]
@@ -532,7 +587,9 @@ def test_what_was_another_vms_all_along_keeps_its_repetitions(agents: Agents) ->
     agents.sees(OTHERS)
     (one,) = given(agents.now.store, chat=1)
     given(agents.now.store, SendResult(one.delivery_id, "accepted", repeat=60))
+
     agents.identify(Vm(name="WestNO_7"))
+
     assert [row.state for row in rows_of(agents.now.store)] == ["repeating"]
 
 
@@ -541,16 +598,25 @@ def test_what_was_another_vms_all_along_keeps_its_repetitions(agents: Agents) ->
 
 def test_the_listeners_are_called_after_a_change(agents: Agents) -> None:
     agents.sees()
-    assert (agents.now.changes, agents.now.deliveries) == (0, 0)
+    assert agents.now.changes == 0
+    assert agents.now.deliveries == 0
+
     agents.sees(MINE)
-    assert (agents.now.changes, agents.now.deliveries) == (1, 0)
+    assert agents.now.changes == 1
+    assert agents.now.deliveries == 0
+
     agents.routes("chat")
     with SickDisk(agents.now.store) as disk:
         agents.sees(MINE, item("second"))
-        assert (agents.now.changes, agents.now.deliveries) == (2, 1)
+        assert agents.now.changes == 2
+        assert agents.now.deliveries == 1
+
         agents.waits(2, UNCHANGED)
-        assert (agents.now.changes, agents.now.deliveries) == (2, 1)
+        assert agents.now.changes == 2
+        assert agents.now.deliveries == 1
+
         disk.heal()
+
     assert agents.now.deliveries == 2  # once more: what waited for the disk
 
 
@@ -561,6 +627,7 @@ def test_an_answer_is_published_with_the_state_that_it_led_to(agents: Agents) ->
     """
     with SickDisk(agents.now.store):
         agents.sees(MINE)
+
         assert agents.now.known.poll.answered is not None
         assert set(agents.now.known.state.tracked.events) == {ID.casefold()}
 
@@ -584,13 +651,18 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
         for write in writes:
             write.result(20)
     said = [one["azure.scheduled_event.change_id"] for one in agents.said]
+
     assert len(said) == len(set(said)) == 1 + 30 + 20 + 19
+
     totals = agents.now.known.state.totals
     counted = [one for one in agents.said if one["azure.scheduled_event.scope"] != "peer"]
+
     assert sum(totals.changes.values()) + sum(totals.approvals.values()) == len(counted) == 1 + 30
+
     agents.restart(0)
     assert agents.now.known.state.totals == totals
     assert len(agents.now.known.state.approvals) == 30
+
     written = agents.now.store.history(None, 1_000).records
     assert sorted(
         json.loads(line)["azure.scheduled_event.change_id"] for line in written
@@ -600,7 +672,9 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
 def test_an_unchanged_answer_before_any_document_claims_nothing(agents: Agents) -> None:
     agents.sees(BEGUN)
     agents.restart(0)
+
     agents.waits(1, UNCHANGED)
+
     assert agents.now.known.poll.failure is None
     assert list(agents.now.known.state.tracked.events) == [ID.casefold()]
 
@@ -621,7 +695,9 @@ def test_a_time_in_which_an_event_cannot_be_read_counts_also_while_the_answer_st
     agents.waits(20, UNCHANGED)
     tracked = agents.now.known.state.tracked
     agents.waits(4, UNCHANGED)
+
     assert agents.now.known.state.tracked is tracked  # nor is it written again and again
+
     agents.sees()
     assert agents.last("change", "reason", "outcome") == ("ended", "not_readable", "unknown")
 
@@ -633,6 +709,7 @@ def test_a_vm_beyond_the_resources_that_are_read_may_be_affected(
     agents.sees_each(
         [], [{**MINE, "Resources": [*(f"vm_{number}" for number in range(listed - 1)), ME]}]
     )
+
     assert agents.last("change", "scope") == ("announced", scope)
     assert agents.said[-1].get("notbefore.truncated") == (
         ["resources"] if scope == "unknown" else None
@@ -645,6 +722,7 @@ def test_a_not_before_that_a_started_event_still_lists_changes_no_notice(agents:
         [{**MINE, "NotBefore": "Sun, 01 Mar 2026 12:00:32 GMT"}],
         [{**BEGUN, "NotBefore": "Sun, 01 Mar 2026 11:00:00 GMT"}],
     )
+
     assert agents.last("change", "notice_seconds") == ("started", 30.0)
 
 
@@ -653,7 +731,9 @@ def test_how_many_polls_were_missed_depends_on_the_interval(agents: Agents) -> N
     agents.sees_each([], [{**OTHERS, "NotBefore": None}])
     agents.clock.go(7)
     agents.answers_missed(2)
+
     agents.sees()
+
     assert agents.last("change", "reason", event_id="other") == ("canceled", "gone_before_start")
 
 
@@ -668,7 +748,9 @@ def test_a_moved_disk_is_known_to_be_moved_also_after_a_boot_without_an_answer(
     agents.restart(0, "third", vm=None)
     reported = len(agents.said)
     agents.sees(BEGUN)
+
     agents.waits(10, UNCHANGED)
+
     assert agents.last("change", "reason", "notice_seconds") == (
         "started",
         "first_seen_started",
@@ -684,7 +766,9 @@ def test_a_date_that_is_years_off_gives_no_notice_and_is_logged_once(
     agents.clock.true += timedelta(days=365 * years)
     agents.sees_each([], [MINE], [BEGUN])
     agents.waits(5, UNCHANGED)
+
     agents.sees()
+
     assert {one.get("azure.scheduled_event.notice_seconds") for one in agents.said} == {None}
     assert agents.last("started_seconds") == (6.0,)  # the other two clocks agree
     assert caplog.text.count("is not believed") == 1
@@ -693,11 +777,15 @@ def test_a_date_that_is_years_off_gives_no_notice_and_is_logged_once(
 def test_a_date_is_believed_where_the_wall_clock_was_set_by_years(agents: Agents) -> None:
     agents.sees()
     assert agents.now.state.now() == agents.clock.wall
+
     agents.clock.wall -= timedelta(days=800)
     agents.sees(MINE)
+
     assert agents.last("change", "notice_seconds") == ("announced", 898.0)
+
     agents.sees(BEGUN)
     (begun,) = agents.now.state.snapshot.state.tracked.events.values()
+
     assert agents.now.state.now() == begun.started == agents.clock.true
 
 
@@ -714,11 +802,15 @@ def test_another_api_version_is_no_change_of_the_event(agents: Agents) -> None:
     agents.sees(OLD)
     agents.now.tracker.use("http://imds", "2020-07-01")
     agents.sees(MINE)
+
     assert agents.kinds() == ["announced"]
     assert agents.now.listed.events[ID.casefold()].event.event_source == "Platform"
+
     agents.now.tracker.use("http://imds", "2017-11-01")
     agents.sees({**OLD, "Resources": [ME, PEER]})
+
     assert agents.kinds() == ["announced", "updated"]
+
     agents.sees()
     assert agents.kinds() == ["announced", "updated", "canceled"]
 
@@ -727,9 +819,12 @@ def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) ->
     agents.sees_each([], [MINE, OTHERS])
     agents.now.tracker.use("http://elsewhere", "2020-07-01")
     agents.sees()
+
     assert not agents.now.certain(ID.casefold())  # so it is not approved either
+
     agents.now.tracker.use("http://imds", "2020-07-01")
     agents.sees_each([MINE], [MINE])
+
     assert agents.kinds() == ["announced"]
     assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")
 
@@ -755,6 +850,7 @@ def test_lateness_of_a_failed_poll_is_an_interruption(
     agents.sees_each([], [MINE] if listed_before else [])
     agents.clock.go(7)
     agents.now.tracker.handle(Poll(6.0, 0.01, error=ImdsError(reason, "no"), wall_lag=6.0))
+
     agents.sees(BEGUN)
 
     assert finish(agents) == 6.0
@@ -764,6 +860,7 @@ def test_rejected_document_keeps_the_lateness_of_its_poll(agents: Agents) -> Non
     agents.sees_each([], [MINE])
     agents.clock.go(7)
     agents.now.tracker.handle(Poll(6.0, 0.01, body=b"<html>", wall_lag=6.0))
+
     agents.sees(BEGUN)
 
     assert finish(agents) == 6.0
@@ -783,6 +880,7 @@ def asked_before(agents: Agents, seconds: float, items: list[Any], *, booted: fl
 @pytest.mark.parametrize("booted", [6.0, 0.01])
 def test_freeze_within_a_request_is_unknown(agents: Agents, booted: float) -> None:
     agents.sees_each([], [MINE])
+
     agents.now.tracker.handle(asked_before(agents, 6.0, [BEGUN], booted=booted))
 
     assert finish(agents) is None
@@ -794,6 +892,7 @@ def test_freeze_within_the_request_before_the_start_is_unknown(agents: Agents) -
     agents.now.tracker.handle(slow)
     agents.clock.go(1)
     started = body(BEGUN, incarnation=99)
+
     agents.now.tracker.handle(Poll(0.0, 0.01, started, date=agents.clock.date, busy=6.0))
 
     assert finish(agents) is None
@@ -804,6 +903,7 @@ def test_freeze_within_a_failed_request_is_unknown(agents: Agents) -> None:
     agents.waits(1, FAILED)
     agents.clock.go(6)
     agents.waits(1, replace(FAILED, busy=6.0))
+
     agents.sees(BEGUN)
 
     assert finish(agents) is None
@@ -813,6 +913,7 @@ def test_metered_freeze_within_the_request_before_the_start_counts(agents: Agent
     agents.clock.go(15 * 60 - 10)
     agents.sees_each([], [MINE])
     agents.now.tracker.handle(asked_before(agents, 6.0, [MINE], booted=6.0))
+
     agents.sees(BEGUN)
 
     assert 5.8 < finish(agents) < 7.0  # the second before it stands still for the meter too
@@ -828,6 +929,7 @@ def test_wall_clock_set_forth_and_back_is_no_interruption(
     agents.clock.wall += timedelta(seconds=100)
     time.sleep(5 * TICK)  # the meter wakes in this time, and sees the step
     agents.clock.wall -= timedelta(seconds=100)
+
     agents.sees(BEGUN, dated=dated)
 
     assert finish(agents) == expected
@@ -838,6 +940,7 @@ def test_event_that_vanishes_in_a_pause_is_not_canceled(agents: Agents) -> None:
     agents.sees(OTHERS, dated=False)
     paused = asked_before(agents, 3600.0, [OTHERS], booted=3600.0)
     agents.now.tracker.handle(replace(paused, date=""))
+
     agents.sees(dated=False)
 
     assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")
@@ -849,6 +952,7 @@ def test_started_event_that_was_another_vms_has_no_interruption(agents: Agents) 
     agents.clock.go(9)
     agents.waits(1, replace(UNCHANGED, lag=9.0, wall_lag=9.0))
     agents.identify(Vm(name=ME))
+
     agents.waits(1, UNCHANGED)
 
     assert finish(agents) is None
@@ -874,6 +978,7 @@ def test_restart_with_another_api_version_updates_nothing(
     agents.sees_each([], [before])
     restart_with(agents, second)
     agents.sees_each([after], [after])
+
     assert agents.kinds() == ["announced"]
 
     agents.sees({**after, "Resources": [ME, PEER]})
@@ -883,6 +988,7 @@ def test_restart_with_another_api_version_updates_nothing(
 def test_restart_reports_a_new_description_in_the_same_version(agents: Agents) -> None:
     agents.sees_each([], [{**MINE, "Description": ""}])
     restart_with(agents, "2020-07-01")
+
     agents.sees(MINE)
 
     assert agents.kinds() == ["announced", "updated"]
@@ -892,6 +998,7 @@ def test_event_that_an_older_version_leaves_out_is_not_canceled(agents: Agents) 
     agents.sees_each([], [OTHERS])
     restart_with(agents, "2017-08-01")
     agents.sees()
+
     assert agents.kinds("other") == ["announced"]
 
     agents.sees()

@@ -61,7 +61,8 @@ def test_log_level_warn_is_read(tmp_path: Path) -> None:
 
     done = notbefore("check-config", config)
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     assert load(config, {}, {}).log.level == "warn"
 
 
@@ -86,6 +87,8 @@ def test_outbox_list_asks_the_agent_at_a_socket(tmp_path: Path) -> None:
         no_socket = notbefore("outbox", "list", "--socket", agent.state)
         approved = notbefore("approve", "x", "--yes", "--socket", agent.state / NAME)
 
-        assert (listed.returncode, elsewhere.returncode, no_socket.returncode) == (0, 3, 2)
+        assert listed.returncode == 0
+        assert elsewhere.returncode == 3
+        assert no_socket.returncode == 2
         assert approved.returncode == 1
         assert "nothing is sent" in approved.stderr
