@@ -120,7 +120,7 @@ def _section(kind: mi.StructType) -> dict[str, Any]:
             key["description"] = comments[field.name]
         default = _default(field)
         if not field.required and not isinstance(default, Struct):
-            key["default"] = to_builtins(default, enc_hook=str)
+            key["default"] = to_builtins(default, enc_hook=_plain)
         properties[name] = key
         if key["title"] == "secret":
             properties |= {f"{name}_{source}": REFERENCE for source in SOURCES}
@@ -134,6 +134,13 @@ def _section(kind: mi.StructType) -> dict[str, Any]:
         "required": required,
         "properties": properties,
     }
+
+
+def _plain(default: object) -> Any:
+    """Return a default as a user would write it. A secret has one only if it is a file."""
+    if isinstance(default, Secret):
+        return default.sealed()
+    return str(default)
 
 
 def _default(field: mi.Field) -> Any:

@@ -92,6 +92,8 @@ class Zoo:
         self.add(f"am-{way}", "alertmanager", {"urls": [url], **user})
         pager = {**self.found("routing_key", self.secret()), "url": f"{url}/v2/enqueue"}
         self.add(f"pager-{way}", "pagerduty", pager)
+        node = {**self.found("token", self.secret()), "node_name": "aks-1", "url": url}
+        self.add(f"node-{way}", "kubernetes", node)
         self.add(f"otlp-{way}", "otlp_logs", {"endpoint": url, "headers": self.headers()})
 
     def headers(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from notbefore.config.sinks import (
     Command,
     Email,
     EventHub,
+    Kubernetes,
     OtlpConnection,
     PagerDuty,
     SinkConfig,
@@ -32,6 +33,7 @@ from notbefore.core.duration import Duration
 from notbefore.courier.sink import Sink
 from notbefore.errors import SendError
 from notbefore.net.redact import Redactor
+from peers import kubernetes
 from peers.otlp import decoded
 from support.azure import ID, STARTED
 from support.hub import Hub
@@ -201,6 +203,34 @@ class HubReceiver(Receiver):
         return [one.body for one in self.hub.stored]
 
 
+class KubernetesReceiver(Receiver):
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.cluster = stack.enter_context(kubernetes.Kubernetes(directory))
+        self.cluster.rotate(CANARY)
+        self.config = self._config(self.cluster.url)
+        self.down = self._config("https://127.0.0.1:9")
+
+    def _config(self, url: str) -> SinkConfig:
+        return SinkConfig(
+            kubernetes=Kubernetes(
+                node_name=kubernetes.NODE,
+                url=url,
+                token=Secret(str(self.cluster.token_file), "file"),
+                ca_file=str(self.cluster.ca_file),
+                timeout=TIMEOUT,
+            )
+        )
+
+    def fails(self) -> None:
+        self.cluster.default = kubernetes.status(503, "etcdserver: leader changed")
+
+    def refuses(self) -> None:
+        self.cluster.default = kubernetes.status(422, f"invalid: {CANARY}")
+
+    def got(self) -> list[bytes]:
+        return [request.body for request in self.cluster.requests if request.method == "POST"]
+
+
 def receiver_of(kind: str, directory: Path, stack: ExitStack) -> Receiver:
     if kind == "otlp_logs":
         return OtlpReceiver(otlp_logs, stack)
@@ -210,6 +240,7 @@ def receiver_of(kind: str, directory: Path, stack: ExitStack) -> Receiver:
         "command": lambda: CommandReceiver(directory),
         "email": lambda: MailReceiver(stack),
         "event_hub": lambda: HubReceiver(directory, stack),
+        "kubernetes": lambda: KubernetesReceiver(directory, stack),
     }
     return others[kind]()
 

@@ -25,6 +25,7 @@ class Request(NamedTuple):
     body: bytes
     client: tuple[str, int] = ("", 0)  # the address of the connection
     status: int = 200  # of the answer, if it is given one
+    method: str = "POST"
 
 
 class Say(NamedTuple):
@@ -64,11 +65,11 @@ class HttpPeer:
                 if say == Say() and self.path.endswith("/v2/enqueue"):
                     say = Say(202, body=b'{"status": "success"}')  # what PagerDuty answers
                 peer.requests.append(
-                    Request(self.path, headers, body, self.client_address, say.status)
+                    Request(self.path, headers, body, self.client_address, say.status, self.command)
                 )
                 peer.answer(self, say)
 
-            do_GET = do_HEAD = do_POST  # noqa: N815 - names of the library
+            do_GET = do_HEAD = do_PATCH = do_POST  # noqa: N815 - names of the library
 
             def log_message(self, *_: Any) -> None:
                 pass

@@ -15,7 +15,7 @@ from notbefore.config.sinks import Alertmanager, Email, Messages
 from notbefore.core.message import Message
 from notbefore.core.record import Vm
 from notbefore.core.text import escaped
-from notbefore.courier.sinks import alertmanager, apprise, email, pagerduty, slack
+from notbefore.courier.sinks import alertmanager, apprise, email, kubernetes, pagerduty, slack
 from notbefore.wording.texts import Text, text_of
 from support.azure import ME, STARTED
 from support.messages import message, recording
@@ -59,6 +59,12 @@ def apprise_content(message: Message, text: Text) -> Any:
     return apprise.notification(message, text, "markdown")
 
 
+def kubernetes_content(message: Message, text: Text) -> Any:
+    event = kubernetes.event_of(message, "aks-1", text.advice)
+    listed = kubernetes.listed_event(message)
+    return event, kubernetes.condition_of([listed], "2026-03-01T12:00:00Z")
+
+
 # controls, format characters, separators of lines and paragraphs
 CATEGORIES = ("Cc", "Cf", "Zl", "Zp")
 SINKS: dict[str, Callable[[Message, Text], Any]] = {
@@ -66,6 +72,7 @@ SINKS: dict[str, Callable[[Message, Text], Any]] = {
     "email": email_content,
     "alertmanager": alertmanager_content,
     "pagerduty": pagerduty.event,
+    "kubernetes": kubernetes_content,
     "apprise": apprise_content,
 }
 REBOOT = {"EventType": "Reboot"}

@@ -73,6 +73,10 @@ def _of_sink(name: str, sink: SinkConfig, config: Config) -> Iterator[Finding]:
         text = "the password is sent unencrypted: write `tls: starttls` or `tls: tls`"
         yield Finding(f"sinks.{name}.email.tls", text)
 
+    if sink.kubernetes is not None and config.fleet is not None:
+        text = "only the agent on a node uses this sink: a fleet has no node"
+        yield Finding(f"sinks.{name}.kubernetes", text)
+
     if sink.command is not None:
         program = sink.command.command[0]
         if shutil.which(program) is None:

@@ -77,6 +77,13 @@ def _begins_with_absolute_path(words: Sequence[str]) -> bool:
     return len(words) > 0 and Path(words[0]).is_absolute()
 
 
+SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # in each pod
+NodeName = Annotated[
+    str,
+    matching(
+        r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "the name of a node, as `kubectl get nodes` has"
+    ),
+]
 OtlpProtocol = Literal["http/protobuf", "grpc"]
 ExpireAfter = Annotated[Duration, between("1s")]
 LabelName = Annotated[
@@ -316,6 +323,22 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
             raise ValueError("expected either `connection_string`, or `namespace` and `hub`")
 
 
+class Kubernetes(SinkSettings, frozen=True, kw_only=True):
+    """The Kubernetes node of this agent: an Event for each message, and a condition while an event
+    of this VM is listed.
+    """
+
+    # each message changes the same condition
+    SIDE_BY_SIDE: ClassVar[int] = 1
+
+    node_name: NodeName | None = None  # default: the environment variable NODE_NAME
+    # of the API server; default: https://KUBERNETES_SERVICE_HOST:KUBERNETES_SERVICE_PORT
+    url: HttpUrl | None = None
+    token: HeaderValue = Secret(f"{SERVICE_ACCOUNT}/token", "file")  # of a service account
+    ca_file: ReadableFile | None = None  # of the API server; default: `ca.crt` beside the token
+    expire_after: ExpireAfter = Duration("7d")  # the condition has to be removed
+
+
 class Command(SinkSettings, frozen=True, kw_only=True):
     """The user's own program with its arguments; no shell."""
 
@@ -365,6 +388,7 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     apprise: Apprise | None = None
     webhook: Webhook | None = None
     alertmanager: Alertmanager | None = None
+    kubernetes: Kubernetes | None = None
     command: Command | None = None
     event_hub: EventHub | None = None
     otlp_logs: OtlpConnection | None = None

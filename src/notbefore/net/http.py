@@ -49,9 +49,16 @@ class Http:
 
     def post(self, url: str, headers: Mapping[str, str], body: bytes = b"") -> HttpResponse:
         """Send, and return the answer with any status; raises ``SendError`` if there is none."""
+        return self._send("POST", url, headers, body)
+
+    def patch(self, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
+        """Send a PATCH request, otherwise as ``post``."""
+        return self._send("PATCH", url, headers, body)
+
+    def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
         try:
             with self._deadline.after(self._timeout):
-                response = self._exchange(url, headers, body)
+                response = self._exchange(method, url, headers, body)
                 self._deadline.check()
         except REQUEST_ERRORS as error:
             failure = f"{host_and_port(url)}: {self._reason(error)}"
@@ -66,8 +73,10 @@ class Http:
         """Close the connections."""
         self._adapter.close()
 
-    def _exchange(self, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
-        request = requests.Request("POST", url, {"User-Agent": "notbefore", **headers}, data=body)
+    def _exchange(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes
+    ) -> HttpResponse:
+        request = requests.Request(method, url, {"User-Agent": "notbefore", **headers}, data=body)
         request.auth = _keep_headers
         settings: Any = self._environment.merge_environment_settings(
             url, proxies={}, stream=True, verify=self._verify, cert=self._cert

@@ -21,6 +21,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.tls.certificate | default (printf "%s-tls" .Release.Name) }}
 {{- end }}
 
+{{- /* `true` if a sink is of the kind `kubernetes`, which needs a service account with rights; else nothing */ -}}
+{{- define "notbefore.usesKubernetes" -}}
+{{- range $sink := .Values.config.sinks }}
+{{- if hasKey $sink "kubernetes" }}true{{ end }}
+{{- end }}
+{{- end }}
+
 {{- /* the agent's configuration: the one in the values, with the section `server` for the value of `access` */ -}}
 {{- define "notbefore.config" -}}
 {{- if dig "server" "listen" "" .Values.config }}
