@@ -1,6 +1,5 @@
-"""``FleetInstance``: the process of ``notbefore fleet``.
-
-It creates its parts, connects them, and supervises them.
+"""``FleetInstance``: the process of ``notbefore fleet``. It creates its parts, connects them, and
+supervises them.
 
 Threads: main (signals, the courier, systemd), consumer (the hub, the fold, the snapshots), stdout
 (records), and those of the HTTP server.
@@ -32,6 +31,8 @@ from notbefore.web.server import HttpServer
 
 # seconds for the consumer to write its snapshots and let go of its partitions
 HAND_OVER_PATIENCE: Final = 20.0
+FLUSH_PATIENCE: Final = 1.0  # seconds to write the last records
+LOOK_INTERVAL: Final = 5.0  # seconds between two looks at the consumer's thread at most
 
 log = logging.getLogger("notbefore.fleet")
 
@@ -49,50 +50,56 @@ class FleetInstance:
                 "the configuration has no section `fleet`, which names the hub to read"
             )
         directory = Path(config.state.dir)
-        self._main = MainThread()
-        self._lock = OwnerLock(directory)  # the courier inherits it
-        try:
-            self._lock.hold()
-        except OSError as error:
-            raise StoreError(f"{directory} cannot be used: {error.strerror or error}") from None
         clock = HubClock()
+        self._main = MainThread()
+        self._lock = OwnerLock(directory)
+        _hold(self._lock, directory)
+
+        # from the outbox to the receivers
         outbox = FleetOutbox(config.routing, self._main.wake, clock.now)
+        orders = make_orders(config)
         self._supervisor = Supervisor(
-            make_orders(config), outbox, lock=self._lock, check_arguments=check_arguments
+            orders,
+            outbox,
+            lock=self._lock,  # the courier inherits it
+            check_arguments=check_arguments,
         )
+
+        # from the hub to the outbox, and to standard output
         self._stdout = StdoutWriter()
         snapshots, credential = make_snapshots(fleet, directory)
         parts = Parts(
             snapshots=snapshots,
             outbox=outbox,
             clock=clock,
-            history=History(
-                directory, fleet.history_keep.seconds if fleet.history_keep is not None else None
-            ),
+            history=_make_history(fleet, directory),
             write_record=self._stdout.write,
-            inventory=(
-                Inventory(Path(fleet.inventory_file)) if fleet.inventory_file is not None else None
-            ),
+            inventory=_make_inventory(fleet),
             credential=credential,
         )
         self._consumer = Consumer(fleet, parts)
         self._thread = threading.Thread(target=self._consumer.run, name="consumer", daemon=True)
+
+        # to those who ask
         self._view = FleetView(config, self._consumer, parts, self._supervisor)
         self._server = HttpServer(config.server, self._view.app)
         self._systemd = SystemdNotifier()
 
     def run(self) -> int:
-        """Read and notify until it is stopped; return the exit code."""
+        """Read and notify; return the exit code: 1 if an unforeseen error ended the consumer."""
         with self._main:
             try:
                 self._start()
-                # an unforeseen error has ended the consumer
-                ended_by_itself = not self._supervise()
+                was_asked = self._supervise()
             finally:
                 self._stop()
+
+        code = 0
+        if not was_asked:
+            code = 1
         if self._thread.is_alive():
-            exit_at_once(int(ended_by_itself))
-        return int(ended_by_itself)
+            exit_at_once(code)
+        return code
 
     def _start(self) -> None:
         self._server.start()
@@ -107,39 +114,66 @@ class FleetInstance:
         """Do the main thread's work until a signal, a new version of the package, or the end of the
         consumer's thread.
 
-        Return whether a signal or a new version ends the process.
+        Return whether a signal or a new version ended it.
         """
-        stop = False
-        while not stop and self._thread.is_alive():
+        while self._thread.is_alive():
             self._supervisor.tick()
             self._systemd.notify(self._view.status_line(), alive=True)
-            patience = min(self._supervisor.patience, self._systemd.patience, 5.0)
-            stop = bool(self._supervisor.successor) or self._main.wait(
-                patience, *self._supervisor.watched
-            )
-        return stop
+            if self._supervisor.successor:
+                return True
+            if self._wait():
+                return True
+        return False
+
+    def _wait(self) -> bool:
+        """Wait for work of the main thread; return whether a signal asks the process to stop."""
+        patience = min(self._supervisor.patience, self._systemd.patience, LOOK_INTERVAL)
+        return self._main.wait(patience, *self._supervisor.watched)
 
     def _stop(self) -> None:
         self._systemd.stopping()
-        # first: the consumer still writes what is accepted meanwhile
+        # before the consumer, which still writes what the receivers accept now
         self._supervisor.stop(self._main.wait)
         self._consumer.stop()
         if self._thread.is_alive():
             self._thread.join(HAND_OVER_PATIENCE)
-        self._stdout.stop(1.0)
+        self._stdout.stop(FLUSH_PATIENCE)
         self._server.stop()
         self._lock.release()
 
 
-def make_snapshots(fleet: FleetConfig, state: Path) -> tuple[Snapshots, Any]:
-    """Return the store of the snapshots, and the identity for it and the hub.
+def _hold(lock: OwnerLock, directory: Path) -> None:
+    """Take the lock of the state directory.
 
-    ``None`` if the hub has a key.
+    Raises ``StoreError`` if another process has it, or if the directory cannot be used.
+    """
+    try:
+        lock.hold()
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be used: {error.strerror or error}") from None
+
+
+def _make_history(fleet: FleetConfig, directory: Path) -> History:
+    if fleet.history_keep is None:
+        return History(directory)
+    return History(directory, fleet.history_keep.seconds)
+
+
+def _make_inventory(fleet: FleetConfig) -> Inventory | None:
+    if fleet.inventory_file is None:
+        return None
+    return Inventory(Path(fleet.inventory_file))
+
+
+def make_snapshots(fleet: FleetConfig, directory: Path) -> tuple[Snapshots, Any]:
+    """Return the store of the snapshots, and the credential for it and for the hub.
+
+    The credential is ``None`` if the hub has a key.
     """
     credential = make_credential(fleet.hub)
     if fleet.checkpoints is None:
-        return FileSnapshots(state / "partitions"), credential
+        return FileSnapshots(directory / "partitions"), credential
     # 27 MB, which snapshots in files do not need
     from notbefore.fleet.blob_snapshots import make_blob_snapshots  # noqa: PLC0415
 
-    return make_blob_snapshots(fleet.checkpoints, credential, state), credential
+    return make_blob_snapshots(fleet.checkpoints, credential, directory), credential
