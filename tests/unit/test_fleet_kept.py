@@ -473,6 +473,23 @@ def test_page_with_events_says_that_it_may_be_incomplete(tmp_path: Path) -> None
     assert "This may be outdated or incomplete: 1 of the hub" in viewed.page()
 
 
+def test_page_shows_events_that_have_started_by_type_and_place(tmp_path: Path) -> None:
+    viewed = Viewed(tmp_path, 3)
+    log = Log()
+    log.fold = viewed.consumer.keeper.partitions["0"].fold
+
+    log.add(A, "announced")
+    log.add(A, "started")
+
+    page = viewed.page()
+    section = page.partition('id="under-way"')[2].partition("</section>")[0]
+    assert "<title>1 under way - fleet" in page
+    assert "1 event is under way." in page
+    assert "1 VM: <bdi>web_0</bdi>" in section
+    assert "1 under way</span>" in section
+    assert "since the first start" in section
+
+
 def test_instance_is_not_ready_by_its_worst_trouble_when_disconnected(tmp_path: Path) -> None:
     viewed = Viewed(tmp_path, 3)
     viewed.consumer.connected = False

@@ -63,12 +63,15 @@ def test_events_to_come_are_shown_before_those_under_way() -> None:
 def test_similar_events_under_way_are_shown_on_one_line() -> None:
     waves = coming_waves(log_with_events(started=50, scheduled=3))
 
-    (line,) = under_way(reversed(waves))
+    (place,) = under_way(reversed(waves))
 
-    assert {wave.event_type for wave in line} == {"Reboot"}
-    assert {wave.scale_set for wave in line} == {"web"}
-    assert {wave.under_way for wave in line} == {1}
-    assert [wave.vms for wave in line] == [(f"web_{number}",) for number in range(50)]
+    assert place.event_type == "Reboot"
+    assert place.group == "web"
+    assert place.under_way == 50
+    assert place.over == 0
+    assert place.to_come == 0
+    assert place.vms == tuple(f"web_{number}" for number in range(50))
+    assert place.started == min(wave.started for wave in waves if wave.started is not None)
 
 
 def log_with_begun_wave() -> Log:
@@ -83,7 +86,9 @@ def log_with_begun_wave() -> Log:
 def test_begun_wave_is_under_way_and_still_to_come() -> None:
     (wave,) = coming_waves(log_with_begun_wave())
 
-    assert under_way([wave]) == [[wave]]
+    (place,) = under_way([wave])
+    assert place.under_way == 1
+    assert place.to_come == 2
     assert wave.resource_group == "rg"
     assert wave.events == 3
     assert wave.to_come == 2

@@ -208,7 +208,7 @@ class FleetView:
             fleet=fleet,
             ahead=[wave for wave in fleet.waves if wave.to_come],  # people can prepare for these
             most=MAX_PENDING,
-            lines=under_way(fleet.waves),
+            places=under_way(fleet.waves),
             month=month,
             month_unknown=month_unknown,
             wanted=filters,

@@ -97,6 +97,20 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
         return _matches(other_filters, asdict(self), self.tags, self.vms)
 
 
+class PlaceUnderWay(Struct, frozen=True, kw_only=True):
+    """The waves of one type and place that have events under way, as one row of the page."""
+
+    key: str  # identifies the row
+    event_type: str
+    group: str  # as in ``ShownWave``
+    region: str
+    started: datetime | None  # the first start
+    vms: tuple[str, ...]  # those that an event under way affects
+    under_way: int  # events
+    over: int
+    to_come: int
+
+
 class ShownPartition(Struct, frozen=True):
     """One partition of the hub.
 
@@ -267,17 +281,37 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
     )
 
 
-def under_way(waves: Iterable[ShownWave]) -> list[list[ShownWave]]:
-    """Return the waves with events under way, one list for each type and place."""
+def under_way(waves: Iterable[ShownWave]) -> list[PlaceUnderWay]:
+    """Return the types and places that have events under way."""
     by_place: dict[tuple[str, ...], list[ShownWave]] = {}
     for wave in waves:
         if wave.under_way:
             place = (wave.event_type, wave.subscription, wave.resource_group, wave.scale_set)
             by_place.setdefault(place, []).append(wave)
+    return [_place_under_way(place, by_place[place]) for place in sorted(by_place)]
 
-    for same_place in by_place.values():
-        same_place.sort(key=_first_vm_under_way)
-    return [by_place[place] for place in sorted(by_place)]
+
+def _place_under_way(place: tuple[str, ...], waves: list[ShownWave]) -> PlaceUnderWay:
+    waves.sort(key=_first_vm_under_way)
+    vms: dict[str, None] = {}
+    starts: list[datetime] = []
+    for wave in waves:
+        vms.update(dict.fromkeys(wave.vms_under_way))
+        if wave.started is not None:
+            starts.append(wave.started)
+
+    first = waves[0]
+    return PlaceUnderWay(
+        key=" ".join(place),
+        event_type=first.event_type,
+        group=first.group,
+        region=first.region,
+        started=min(starts, default=None),
+        vms=tuple(vms),
+        under_way=sum(wave.under_way for wave in waves),
+        over=sum(wave.over for wave in waves),
+        to_come=sum(wave.to_come for wave in waves),
+    )
 
 
 def _first_vm_under_way(wave: ShownWave) -> list[tuple[list[str | int], str]]:
