@@ -122,7 +122,8 @@ class SendError(NotBeforeError):
 
     ``permanent``: the receiver will never accept it. ``by_hand``: the receiver will not accept it
     until a person corrects something, such as a token. ``retry_after``: seconds that the receiver
-    asked to wait.
+    asked to wait. ``thread``: what the sink has opened for the event nevertheless; it gets this
+    back at the next attempt.
     """
 
     def __init__(
@@ -132,11 +133,13 @@ class SendError(NotBeforeError):
         permanent: bool = False,
         by_hand: bool = False,
         retry_after: float | None = None,
+        thread: str | None = None,
     ) -> None:
         super().__init__(text)
         self.permanent = permanent
         self.by_hand = by_hand
         self.retry_after = retry_after
+        self.thread = thread
 
 
 def _with_detail(reason: str, detail: str) -> str:

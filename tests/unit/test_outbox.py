@@ -150,6 +150,29 @@ def test_later_delivery_gets_the_thread_of_its_event(box: Box) -> None:
     assert second.thread == "1234.5"
 
 
+def test_failed_attempt_continues_in_the_thread_that_it_opened(box: Box) -> None:
+    first = delivery()
+    box.put(first)
+    box.lease(1)
+
+    box.lease(2, failed(first, thread="1234.5"), chat=0)
+    (second,) = box.lease(100)
+
+    assert second.thread == "1234.5"
+
+
+def test_refused_message_of_an_ended_event_keeps_its_thread(box: Box) -> None:
+    last = delivery(kind="finished", final=True)
+    box.put(last)
+    box.lease(1)
+    box.lease(2, refused(last, thread="1234.5"), chat=0)
+
+    box.outbox.retry([last.delivery_id], 3)
+    (retried,) = box.lease(4)
+
+    assert retried.thread == "1234.5"
+
+
 def test_dead_letter_and_waiting_reminder_delay_nothing(box: Box) -> None:
     dead = delivery()
     approval = delivery(kind="approved")
@@ -1726,6 +1749,16 @@ def test_end_goes_to_sinks_that_opened_something(box: Box, ends: list[Delivery])
     assert end.expires == 100.0 + PAGER.expire_after
     (leased,) = box.lease(101, pager=9)
     assert leased.thread == "incident"
+
+
+def test_end_goes_to_waiting_start_that_will_open_a_message(box: Box) -> None:
+    bot = Terms(updates_message=True)
+    box.outbox.use_sinks({"chat": Terms(), "bot": bot}, no_targets, 0)
+    box.put(delivery("e", "bot", kind="started", expires_with_event=False, change_id="start"))
+
+    box.take("finished", "e", routed_end(), now=100)
+
+    assert kinds(box.rows(sink="bot")) == ["started", "finished"]
 
 
 def test_last_message_of_a_vm_goes_to_sinks_that_opened_something(box: Box) -> None:

@@ -217,13 +217,13 @@ def _sinks_of(step: StoredChange) -> set[str]:
 
 
 def _unclosed_sinks(steps: list[StoredChange], routing: Routing) -> list[str]:
-    """Return the sinks in which an incident would stay open: no route sends them the end."""
+    """Return the sinks in which the event would stay open: no route sends them the end."""
     *earlier_steps, last_step = steps
     notified: set[str] = set()
     for step in earlier_steps:
         notified |= _sinks_of(step)
     unclosed = notified - _sinks_of(last_step)
-    return sorted(sink for sink in unclosed if routing.sinks[sink].keeps_incidents)
+    return sorted(sink for sink in unclosed if routing.sinks[sink].needs_end)
 
 
 def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[Delivery]:
@@ -303,11 +303,11 @@ def _failed(result: SinkResult, unaccepted: Delivery) -> SinkResult:
 
 
 def _open_sinks(results: list[SinkResult], routing: Routing, end: str) -> list[str]:
-    """Return the sinks that keep an incident open. ``end``: the change that closes it."""
+    """Return the sinks in which the event stays open. ``end``: the change that closes it."""
     opened: set[str] = set()
     closed: set[str] = set()
     for result in results:
-        if not routing.sinks[result.sink].keeps_incidents:
+        if not routing.sinks[result.sink].needs_end:
             continue
         if result.result == "delivered" and result.change == end:
             closed.add(result.sink)

@@ -3,7 +3,7 @@
 import importlib.util
 from typing import Final
 
-from notbefore.config.sinks import OtlpConnection, SinkSettings
+from notbefore.config.sinks import OtlpConnection, SinkSettings, Slack
 from notbefore.errors import ConfigError
 
 MODULES: Final = {  # extra of the package -> the module that it installs
@@ -12,6 +12,7 @@ MODULES: Final = {  # extra of the package -> the module that it installs
     "fleet": "azure.eventhub.extensions.checkpointstoreblobaio",
     "otlp": "opentelemetry.exporter.otlp.proto.http",
     "otlp-grpc": "opentelemetry.exporter.otlp.proto.grpc",
+    "slack": "slack_sdk",
     "web": "bcrypt",
 }
 
@@ -35,5 +36,7 @@ def check_installed(settings: SinkSettings) -> None:
     extra = settings.EXTRA
     if isinstance(settings, OtlpConnection) and settings.protocol == "grpc":
         extra = "otlp-grpc"
+    if isinstance(settings, Slack) and settings.token is not None:
+        extra = "slack"
     if extra:
         check_extra(extra)

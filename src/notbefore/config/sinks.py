@@ -105,6 +105,17 @@ SlackUrl = Annotated[
         "an incoming webhook, https://hooks.slack.com/services/...: a workflow takes other fields",
     ),
 ]
+SlackToken = Annotated[
+    Secret,
+    matching(r"(?:xoxe\.)?xoxb-[!-~]+", "a bot token, which begins with xoxb-"),
+]
+SlackChannel = Annotated[
+    str,
+    matching(
+        r"#?[^\s#@<>|,]{1,80}",
+        'the name of a channel in quotes, "#oncall", or its id, such as C024BE91L',
+    ),
+]
 AlertmanagerUrl = Annotated[
     HttpUrl,
     expect(
@@ -153,6 +164,11 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return False
 
     @property
+    def updates_message(self) -> bool:
+        """Whether it keeps one message for each event, which shows how the event goes on."""
+        return False
+
+    @property
     def terms(self) -> Terms:
         """The settings that concern its routes and deliveries."""
         return Terms(
@@ -161,6 +177,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             approvals=self.APPROVALS,
             once=self.ONCE,
             keeps_incidents=self.keeps_incidents,
+            updates_message=self.updates_message,
             every_event=self.EVERY_EVENT,
         )
 
@@ -179,9 +196,30 @@ def _mistakes_of_authorization(settings: "Webhook | Alertmanager") -> list[str]:
 
 
 class Slack(SinkSettings, frozen=True, kw_only=True):
-    """An incoming webhook."""
+    """A channel: by an incoming webhook (``url``), or by the ``token`` of a bot, which updates its
+    messages.
+    """
 
-    url: SlackUrl
+    url: SlackUrl | None = None  # an incoming webhook
+    token: SlackToken | None = None  # of a bot, together with `channel`
+    channel: SlackChannel | None = None  # its name or id; the bot must be a member
+    # of the Web API, for `token`; in GovSlack: https://slack-gov.com/api/
+    api_url: HttpUrl = "https://slack.com/api/"
+
+    def __post_init__(self) -> None:
+        mistakes: list[str] = []
+        if (self.url is None) == (self.token is None):
+            mistakes.append("expected either `url`, an incoming webhook, or `token` and `channel`")
+        elif (self.token is None) != (self.channel is None):
+            mistakes.append(
+                'expected `token` together with `channel`, in quotes: `channel: "#oncall"`'
+            )
+        raise_mistakes(mistakes)
+
+    @property
+    def updates_message(self) -> bool:
+        """True with a token: a webhook cannot update what it has posted."""
+        return self.token is not None
 
 
 class Email(SinkSettings, frozen=True, kw_only=True):

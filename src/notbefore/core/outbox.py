@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import APPROVAL_KINDS, Change
-from notbefore.core.delivery import Delivery, Targets, for_sink, is_last
+from notbefore.core.delivery import Delivery, Lane, Targets, for_sink, is_last
 from notbefore.core.duration import back_off
 from notbefore.core.event_types import SEVERITIES
 from notbefore.core.lifecycle import OUTCOMES
@@ -61,8 +61,8 @@ class SendResult(Struct, frozen=True):
     outcome: Literal["accepted", "refused", "failed", "returned"]
     error: str = ""
     retry_after: float | None = None  # seconds: the receiver asks for a pause of the whole sink
-    # the sink opened something for the event: it gets this text back with later deliveries, and it
-    # gets the end, whatever the routes are then
+    # the sink opened something for the event, even if the delivery failed: it gets this text back
+    # with later attempts and deliveries, and it gets the end, whatever the routes are then
     thread: str | None = None
     repeat: float | None = None  # seconds until it is sent again, while the event lasts
     by_hand: bool = False  # a person must act first: a critical delivery uses its fallback now
@@ -288,7 +288,7 @@ class Outbox:
             if lane_key == event_key:
                 opened[sink] = None
         for row in self.rows.of_event(event_key):
-            if row.state == "pending" and (row.note or self._terms_of(row.sink).keeps_incidents):
+            if row.state == "pending" and (row.note or self._terms_of(row.sink).needs_end):
                 opened[row.sink] = None
         return list(opened)
 
@@ -413,6 +413,8 @@ class Outbox:
             return  # the courier was given up: only a late acceptance counts
 
         self.rows.hold(row.lane, now)
+        if result.outcome != "accepted" and result.thread is not None:
+            self._store_thread(row.lane, result.thread)  # the next attempt continues there
         if result.outcome == "accepted":
             self._record_acceptance(row, result, now)
         elif result.outcome == "returned":
@@ -448,10 +450,12 @@ class Outbox:
         thread = result.thread
         if thread is None and row.note:
             thread = ""  # it came to a fallback sink, which must get the event's end as well
-        if thread is None:
-            return
+        if thread is not None:
+            self._store_thread(row.lane, thread)
 
-        self.rows.remember_thread(row.lane, thread)
+    def _store_thread(self, lane: Lane, thread: str) -> None:
+        """Store what a sink has opened for an event; above the bound, forget the oldest."""
+        self.rows.remember_thread(lane, thread)
         if len(self.rows.threads) > self._bounds.rows:
             oldest = next(iter(self.rows.threads))
             self.rows.remember_thread(oldest, None)

@@ -195,7 +195,13 @@ class Terms(Struct, frozen=True):
     once: bool = False  # its deliveries may be attempted only once
     # its receiver keeps one incident for each event, whichever VMs report it; the end closes it
     keeps_incidents: bool = False
+    updates_message: bool = False  # it keeps one message for each event that this VM reports
     every_event: bool = False  # by default it also gets the events that affect only other VMs
+
+    @property
+    def needs_end(self) -> bool:
+        """Whether its receiver shows an event as open until the end comes."""
+        return self.keeps_incidents or self.updates_message
 
     def announce_by(self, route: Route) -> AnnounceBy:
         """Return which VMs notify this sink, by a route that leads to it."""

@@ -72,6 +72,7 @@ class Results:
             outcome="refused" if error.permanent else "failed",
             error=cause,
             retry_after=error.retry_after,
+            thread=error.thread,
             by_hand=error.by_hand,
         )
 

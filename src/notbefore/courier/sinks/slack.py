@@ -1,11 +1,11 @@
-"""Slack, by an incoming webhook: a message in Block Kit.
+"""Slack: messages in Block Kit, by an incoming webhook, or by a bot that updates them.
 
 Slack's date markup shows times in the reader's time zone. Texts from Azure cannot mention anyone.
 """
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from notbefore.config.sinks import Messages, Slack
 from notbefore.core.duration import countdown
@@ -15,6 +15,9 @@ from notbefore.courier.http_sink import HttpSink
 from notbefore.courier.sink import Receipt
 from notbefore.net.http import Http
 from notbefore.wording.texts import Text, clock, text_of
+
+if TYPE_CHECKING:
+    from notbefore.courier.slack_bot import SlackBot
 
 HEADERS: Final = {"Content-Type": "application/json"}
 MAX_HEADER: Final = 150  # characters; Slack's limits
@@ -30,16 +33,28 @@ class Sink(HttpSink):
 
     def __init__(self, _name: str, settings: Slack, messages: Messages) -> None:
         super().__init__(messages, Http(settings.timeout.seconds))
-        self._url = settings.url.reveal()
+        self._url = settings.url.reveal() if settings.url is not None else ""
+        self._bot = _bot_of(settings, self._http)
 
     def send(self, message: Message) -> Receipt:
-        """Post the message; a 2xx answer accepts it.
+        """Post the message; a 2xx answer of a webhook accepts it.
 
         Slack answers `ok`, and chats with the same interface answer JSON, or nothing.
         """
         payload = content(message, text_of(message, self._messages))
+        if self._bot is not None:
+            return self._bot.send(message, payload)
         self._http.post(self._url, HEADERS, json_line(payload)).check()
         return Receipt()
+
+
+def _bot_of(settings: Slack, http: Http) -> "SlackBot | None":
+    """Return the bot that posts and updates; ``None`` for a webhook."""
+    if settings.token is None:
+        return None
+    from notbefore.courier.slack_bot import SlackBot  # noqa: PLC0415 - an optional extra
+
+    return SlackBot(settings, http)
 
 
 def content(message: Message, text: Text) -> dict[str, Any]:
