@@ -86,6 +86,8 @@ class Zoo:
         self.add(
             f"slack-{way}", "slack", self.found("url", f"{url}/services/T0/B0/{self.secret()}")
         )
+        bot = self.found("token", f"xoxb-{self.secret()}")
+        self.add(f"bot-{way}", "slack", {**bot, "channel": "#x", "api_url": f"{url}/api"})
         address = f"json://me:{self.secret()}@{host}/{self.secret()}/?+X-Key={self.secret()}"
         self.add(f"apprise-{way}", "apprise", self.found("url", address))
         user = {"username": "oper", **self.found("password", self.secret())}

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,8 +59,10 @@ class Receiver(Protocol):
 
 
 class HttpReceiver(Receiver):
+    peer_class = HttpPeer
+
     def __init__(self, make: Callable[[str], SinkConfig], stack: ExitStack) -> None:
-        self.peer = stack.enter_context(HttpPeer())
+        self.peer = stack.enter_context(self.peer_class())
         self.config = make(self.peer.url)
         self.down = make("http://127.0.0.1:9")
 
@@ -70,6 +74,29 @@ class HttpReceiver(Receiver):
 
     def got(self) -> list[bytes]:
         return [request.body for request in self.peer.requests]
+
+
+class AcceptingSlack(HttpPeer):
+    """Accepts every call of the Web API, whatever its token and content."""
+
+    def answer(self, handler: BaseHTTPRequestHandler, say: Say) -> None:
+        if say == Say():
+            say = Say(body=b'{"ok": true, "channel": "C0", "ts": "1.000001"}')
+        super().answer(handler, say)
+
+
+class SlackBotReceiver(HttpReceiver):
+    """A message that opens a thread is followed by its reply: together they are one step."""
+
+    peer_class = AcceptingSlack
+
+    def got(self) -> list[bytes]:
+        bodies = super().got()
+        steps = bodies[:]
+        for opening, reply in pairwise(bodies):
+            if b"thread_ts" in reply and b"thread_ts" not in opening:
+                steps.remove(opening)
+        return steps
 
 
 class OtlpReceiver(HttpReceiver):
@@ -150,6 +177,13 @@ def slack(url: str) -> SinkConfig:
     )
 
 
+def slack_bot(url: str) -> SinkConfig:
+    settings = Slack(
+        token=Secret(f"xoxb-{CANARY}"), channel="#x", api_url=f"{url}/api/", timeout=TIMEOUT
+    )
+    return SinkConfig(slack=settings)
+
+
 def apprise(url: str) -> SinkConfig:
     address = url.replace("http://", f"json://user:{CANARY}@")
     return SinkConfig(apprise=Apprise(url=Secret(f"{address}/{CANARY}"), timeout=TIMEOUT))
@@ -176,7 +210,8 @@ def otlp_logs(url: str) -> SinkConfig:
 
 
 HTTP = {
-    make.__name__: make for make in (webhook, slack, apprise, alertmanager, pagerduty, otlp_logs)
+    make.__name__: make
+    for make in (webhook, slack, slack_bot, apprise, alertmanager, pagerduty, otlp_logs)
 }
 
 
@@ -234,6 +269,8 @@ class KubernetesReceiver(Receiver):
 def receiver_of(kind: str, directory: Path, stack: ExitStack) -> Receiver:
     if kind == "otlp_logs":
         return OtlpReceiver(otlp_logs, stack)
+    if kind == "slack_bot":
+        return SlackBotReceiver(slack_bot, stack)
     if kind in HTTP:
         return HttpReceiver(HTTP[kind], stack)
     others: dict[str, Callable[[], Receiver]] = {
@@ -245,7 +282,7 @@ def receiver_of(kind: str, directory: Path, stack: ExitStack) -> Receiver:
     return others[kind]()
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=[*KINDS, "slack_bot"])
 def receiver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Receiver]:
     with ExitStack() as stack:
         yield receiver_of(request.param, tmp_path, stack)
@@ -254,7 +291,8 @@ def receiver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Receive
 @pytest.fixture(params=list(HTTP))
 def http(request: pytest.FixtureRequest) -> Iterator[HttpReceiver]:
     with ExitStack() as stack:
-        yield HttpReceiver(HTTP[request.param], stack)
+        receiver = SlackBotReceiver if request.param == "slack_bot" else HttpReceiver
+        yield receiver(HTTP[request.param], stack)
 
 
 def failure(sink: Sink) -> SendError:
@@ -344,7 +382,7 @@ PAGES = (
 
 
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("make", [webhook, slack, alertmanager, pagerduty])
+@pytest.mark.parametrize("make", [webhook, slack, slack_bot, alertmanager, pagerduty])
 def test_web_page_of_a_captive_portal_is_refused_for_good_and_named(
     peer: HttpPeer, make: Callable[[str], SinkConfig], page: bytes
 ) -> None:
@@ -373,11 +411,12 @@ def test_any_success_that_is_no_web_page_accepts(
 @pytest.mark.parametrize("status", [200, 302])
 def test_an_endless_answer_is_not_read_to_its_end(http: HttpReceiver, status: int) -> None:
     http.peer.default = Say(status, (("Location", "/elsewhere"),), b"x" * 30_000_000)
+    has_form = http.config.kind == "otlp_logs" or isinstance(http, SlackBotReceiver)
 
-    if status == 200 and http.config.kind != "otlp_logs":
+    if status == 200 and not has_form:
         with closing(sink_of(http.config)) as sink:
             sink.send(message())
-    else:  # an answer of OTLP has a known form, and this is not it
+    else:  # an answer of OTLP or of Slack's Web API has a known form, and this is not it
         assert failure(sink_of(http.config)).permanent == (status == 302)
 
     assert len(http.got()) == 1

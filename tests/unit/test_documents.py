@@ -144,6 +144,8 @@ def secret_for(place: str) -> str:
         return HUB_SECRET
     if "pager" in place:
         return "0" * 32
+    if "slack-token" in place:
+        return "xoxb-1-2-abc"
     return URL_SECRET
 
 

@@ -24,6 +24,7 @@ from notbefore.net.redact import Redactor, known_secrets, plain
     ("missing", "text", "extra"),
     [
         ("apprise", "sinks: {a: {apprise: {url: x}}}", "apprise"),
+        ("slack_sdk", "sinks: {a: {slack: {token: xoxb-1, channel: ops}}}", "slack"),
         ("opentelemetry.exporter.otlp.proto.http", "otlp: {}", "otlp"),
         (
             "opentelemetry.exporter.otlp.proto.grpc",
