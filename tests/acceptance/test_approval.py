@@ -1,5 +1,6 @@
 """Approval, as the installed agent does it: what reaches IMDS is counted there."""
 
+import signal
 import stat
 import time
 from contextlib import ExitStack
@@ -79,6 +80,36 @@ def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: 
             if allowed and enabled and dry_run:
                 assert last(agent, "approval_skipped")["reason"] == "dry_run"
                 assert agent.metric(APPROVALS % ("dry_run", "users")) == 1
+
+
+def test_second_vm_approves_when_the_leader_is_dead(tmp_path: Path) -> None:
+    vms = ("web_0", "web_1", "web_2")
+    rule = {**USERS, "for_all_resources": "leader"}
+    policy = {"enabled": True, "dry_run": False, "rules": [rule]}
+    with ExitStack() as stack:
+        imds = stack.enter_context(Simulator(vms))
+        agents: list[RunningAgent] = []
+        for vm in vms:
+            agent = RunningAgent(
+                imds.endpoint_of(vm), tmp_path / vm, {"approval": policy}, "--allow-approval"
+            )
+            agents.append(stack.enter_context(agent))
+        leader, second, third = agents
+        first_event = imds.start("user-reboot", resources=vms)
+        leader.reported("announced", "approved", "started")
+        assert imds.start_requests == [first_event]
+        leader.stop(signal.SIGKILL)
+
+        announced = time.monotonic()
+        second_event = imds.start("user-reboot", resources=vms)
+        eventually(lambda: second_event in imds.start_requests, patience=90)
+        waited = time.monotonic() - announced
+        eventually(lambda: third.kinds.count("started") == 2)
+
+        assert imds.start_requests == [first_event, second_event]
+        assert waited > 29
+        assert second.kinds.count("approved") == 1
+        assert "approved" not in third.kinds
 
 
 def test_stopping_does_not_wait_for_an_answer(imds: Simulator, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class World:
         self.passes(seconds)
         self.sees(document or listed())
 
-    def waits(self, most: int = 20) -> list[float]:
+    def waits(self, most: int = 20, document: bytes | None = None) -> list[float]:
         """Decide until there is a record of the approval.
 
         The seconds that each decision waited for the next.
@@ -95,7 +95,7 @@ class World:
             if self.reason:
                 break
             found.append(wait)
-            self.wait(wait)
+            self.wait(wait, document)
         return found
 
     def by_hand(self, reason: str = "", *, without_resources: bool = False) -> ControlReply:
@@ -276,12 +276,18 @@ def test_approver_sends_nothing_until_new_imds_answers(world: World) -> None:
     assert world.decide() == "accepted"
 
 
-def test_renamed_vm_approves_nothing(world: World) -> None:
-    rule = Rule(
-        RuleMatch(event_type=("Freeze",), scope=("self", "peer")), for_all_resources="leader"
-    )
-    world.use(Policy(enabled=True, dry_run=False, rules=(rule,)))
-    world.sees(listed(Resources=[ME, PEER]))
+LEADER = Policy(
+    enabled=True,
+    dry_run=False,
+    rules=(
+        Rule(RuleMatch(event_type=("Freeze",), scope=("self", "peer")), for_all_resources="leader"),
+    ),
+)
+
+
+def test_vm_that_is_renamed_to_another_one_approves_nothing(world: World) -> None:
+    world.use(LEADER)
+    world.sees(listed(Resources=[ME, "third"]))
     world.after_write = lambda: world.agent.tracker.identify(Vm(name=PEER))
 
     world.approver.decide()
@@ -289,8 +295,54 @@ def test_renamed_vm_approves_nothing(world: World) -> None:
     assert world.imds.start_requests == []
     assert world.end[1:] == (
         "changed",
-        "the rules say leave now: another VM decides for all of them",
+        "the rules say leave now: one of its VMs decides for all of them",
     )
+
+
+def test_leader_that_is_renamed_to_a_successor_waits_for_its_turn(world: World) -> None:
+    world.use(LEADER)
+    world.sees(listed(Resources=[ME, PEER]))
+    world.after_write = lambda: world.agent.tracker.identify(Vm(name=PEER))
+
+    world.approver.decide()
+
+    assert world.imds.start_requests == []
+    assert world.reason == "changed"
+    world.wait(31, listed(Resources=[ME, PEER]))
+    assert world.decide() == "accepted"
+
+
+def test_successor_approves_event_that_is_still_scheduled_in_its_turn(world: World) -> None:
+    world.use(LEADER)
+    world.sees(listed(Resources=[PEER, ME]))
+
+    waits = world.waits(document=listed(Resources=[PEER, ME]))
+
+    assert sum(waits) == pytest.approx(30, abs=SHORT_WAIT)
+    assert world.reason == "accepted"
+    assert world.imds.start_requests == [ID]
+
+
+def test_successor_sends_nothing_when_event_has_started_before_its_turn(world: World) -> None:
+    world.use(LEADER)
+    world.sees(listed(Resources=[PEER, ME]))
+
+    world.wait(31, listed(Resources=[PEER, ME], EventStatus="Started"))
+    world.approver.decide()
+
+    assert world.imds.start_requests == []
+    assert world.ends == []
+
+
+def test_successor_records_nothing_in_a_dry_run(world: World) -> None:
+    world.use(msgspec.structs.replace(LEADER, dry_run=True))
+    world.sees(listed(Resources=[PEER, ME]))
+
+    world.wait(31, listed(Resources=[PEER, ME]))
+    wait = world.approver.decide()
+
+    assert wait == LONG_WAIT
+    assert world.ends == []
 
 
 def test_event_that_may_be_the_unreadable_one_is_not_approved(world: World) -> None:

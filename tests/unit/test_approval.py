@@ -102,12 +102,61 @@ def test_first_vm_approves_when_rule_says_leader() -> None:
     assert decision.at == at(60)
 
 
-@pytest.mark.parametrize("vm", [ME, None])
-def test_other_vm_is_not_asked_when_rule_says_leader(vm: str | None) -> None:
-    decision = judged(tracked(**OF_TWO_VMS), LEADER, vm=vm)
+def test_vm_without_a_name_leaves_event_when_rule_says_leader() -> None:
+    decision = judged(tracked(**OF_TWO_VMS), LEADER, vm=None)
 
     assert decision.action == "leave"
     assert decision.skipped is None
+
+
+@pytest.mark.parametrize(("vm", "seconds"), [("web_0", 60), ("WEB_1", 90), ("web_2", 120)])
+def test_each_successor_approves_30_seconds_later(vm: str, seconds: float) -> None:
+    # a VM that is named twice has one turn
+    event = replace(tracked(Resources=["web_0", "Web_0", "web_1", "web_2"]), scope="self")
+
+    decision = judged(event, LEADER, vm=vm)
+
+    assert decision.action == "approve"
+    assert decision.at == at(seconds)
+
+
+def test_step_changes_with_the_turn_of_a_vm() -> None:
+    first = judged(tracked(Resources=[ME, PEER]), LEADER)
+    second = judged(tracked(Resources=[PEER, ME]), LEADER)
+
+    assert first.predecessors == 0
+    assert second.predecessors == 1
+    assert second.step != first.step
+
+
+@pytest.mark.parametrize(
+    ("position", "action", "skipped"),
+    [
+        (0, "approve", None),
+        (27, "approve", None),  # at 870 s
+        (28, "leave", None),  # at 900 s, which is NotBefore
+    ],
+)
+def test_successor_leaves_event_when_not_before_comes_before_its_turn(
+    position: int,
+    action: str,
+    skipped: str | None,
+) -> None:
+    vms = [f"web_{number}" for number in range(40)]
+    event = replace(tracked(Resources=vms), scope="self")
+
+    decision = judged(event, LEADER, vm=vms[position])
+
+    assert decision.action == action
+    assert decision.skipped == skipped
+
+
+def test_only_the_leader_reports_a_rule_that_waits_beyond_not_before() -> None:
+    event = tracked(**OF_TWO_VMS)
+    rule = Rule("all", for_all_resources="leader", approve_after=Duration("15m"))
+
+    assert judged(event, rule, vm=PEER).skipped == "too_late"
+    assert judged(event, rule, vm=ME).skipped is None
 
 
 def test_unaffected_vm_leaves_event_when_rule_says_leader() -> None:

@@ -229,6 +229,8 @@ class Approver:
             step = f"{step} dry run"
         if decision.action == "leave" and decision.skipped is None:
             return LONG_WAIT
+        if runtime.approval_dry_run and decision.predecessors:
+            return LONG_WAIT  # it is not known whether those before it would have approved
         if before is not None and before.is_carried_out(tracked, step):
             return LONG_WAIT
 

@@ -33,6 +33,8 @@ from notbefore.core.tracked import Tracked, TrackedEvent
 # finished attempts kept for events that are gone: a list that flaps may show them again
 KEPT_ATTEMPTS: Final = 20
 MAX_DECISIONS: Final = 100  # remembered decisions per event
+# of `for_all_resources: leader`: seconds that a VM gives the one before it in ``Resources``
+SUCCESSION: Final = 30.0
 ADVICE: Final = "it is a recommendation: there is nothing that an approval could start"
 
 
@@ -140,6 +142,8 @@ class Decision(Struct, frozen=True):
     rule: str = ""  # the name of the first one that matches
     step: str = ""  # identifies the decision: the content of the event and the text of the rule
     at: datetime | None = None  # for ``approve``: the earliest time
+    # how many VMs of the event approve it earlier; this VM only succeeds them
+    predecessors: int = 0
     # for ``leave``: why a matching ``approve`` rule does not approve it
     skipped: Reason | None = None
 
@@ -197,26 +201,46 @@ def _by_rule(name: str, rule: Rule, tracked: TrackedEvent, vm: str | None) -> De
     if rule.action == "leave":
         return Decision("leave", "the rule says so", name)
     rule_digest = sha256(msgspec.json.encode(rule, enc_hook=str))[:16]
+    decision = _approve(rule, tracked, vm)
     step = f"{content_of(tracked)} {name} {rule_digest}"
-    return replace(_approve(rule, tracked, vm), rule=name, step=step)
+    if decision.predecessors:
+        step = f"{step} after {decision.predecessors}"
+    return replace(decision, rule=name, step=step)
 
 
 def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
-    """Return what a rule to approve an event says about it, without the rule's name."""
-    names = list(dict.fromkeys(tracked.event.vms))
-    if len(names) > 1:
-        if rule.for_all_resources is None:
-            why = f"it affects {len(names)} VMs, and the rule has no for_all_resources"
-            return Decision("leave", why, skipped="several_resources")
-        if rule.for_all_resources == "leader" and (vm is None or vm.casefold() != names[0]):
-            return Decision("leave", "another VM decides for all of them")
+    """Return what a rule to approve an event says about it, without the rule's name.
 
-    wait = rule.approve_after.seconds
+    With ``for_all_resources: leader``, the first VM of ``Resources`` leads. Each other one approves
+    ``SUCCESSION`` seconds after the VM before it should have.
+    """
+    vms = list(dict.fromkeys(tracked.event.vms))
+    predecessors = 0
+    if len(vms) > 1:
+        if rule.for_all_resources is None:
+            why = f"it affects {len(vms)} VMs, and the rule has no for_all_resources"
+            return Decision("leave", why, skipped="several_resources")
+        if rule.for_all_resources == "leader":
+            if vm is None or vm.casefold() not in vms:
+                return Decision("leave", "one of its VMs decides for all of them")
+            predecessors = vms.index(vm.casefold())
+
+    wait = rule.approve_after.seconds + predecessors * SUCCESSION
     first_seen = tracked.seen.time
     not_before = tracked.event.not_before
-    if not_before is not None and wait >= (not_before - first_seen).total_seconds():
+    is_too_late = False
+    if not_before is not None:
+        is_too_late = wait >= (not_before - first_seen).total_seconds()
+    if is_too_late and predecessors:
+        return Decision("leave", "NotBefore comes before the turn of this VM")
+    if is_too_late:
         return Decision("leave", "NotBefore comes first", skipped="too_late")
-    return Decision("approve", "the rule says so", at=first_seen + timedelta(seconds=wait))
+
+    why = "the rule says so"
+    if predecessors:
+        why = f"{predecessors} of its {len(vms)} VMs approve it earlier, if they run"
+    at = first_seen + timedelta(seconds=wait)
+    return Decision("approve", why, at=at, predecessors=predecessors)
 
 
 class ApprovalAttempt(Struct, frozen=True):
