@@ -64,7 +64,7 @@ def words(place: Path) -> tuple[str, ...]:
     )
 
 
-def test_the_commands_find_the_agent_by_its_configuration(agent: RunningAgent, place: Path) -> None:
+def test_commands_find_the_agent_by_its_configuration(agent: RunningAgent, place: Path) -> None:
     config = str(place / "agent.yml")
     login = words(place)
 
@@ -77,7 +77,7 @@ def test_the_commands_find_the_agent_by_its_configuration(agent: RunningAgent, p
 
 
 @pytest.mark.usefixtures("log_as_before")
-def test_the_commands_say_what_is_missing(
+def test_events_command_names_the_missing_option(
     agent: RunningAgent, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def said(*words: str) -> tuple[int, str, str]:

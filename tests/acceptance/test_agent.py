@@ -31,7 +31,7 @@ def started(event_type: str = "Freeze", **fields: Any) -> bytes:
     )
 
 
-def test_an_event_is_reported_from_its_announcement_to_its_end(
+def test_event_is_reported_from_its_announcement_to_its_end(
     imds: Simulator, tmp_path: Path
 ) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
@@ -113,7 +113,7 @@ def test_sigterm_stops_agent_within_two_seconds(
         assert time.monotonic() - begun < 2
 
 
-def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_path: Path) -> None:
+def test_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as first:
         imds.set_document(started("Reboot"))
 
@@ -136,7 +136,7 @@ def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_p
     assert beat.isoformat() < record["time"]
 
 
-def test_the_interruption_of_a_freeze_is_measured(imds: Simulator, tmp_path: Path) -> None:
+def test_interruption_by_a_freeze_is_measured(imds: Simulator, tmp_path: Path) -> None:
     imds.set_document(scheduled())
 
     with RunningAgent(imds.endpoint, tmp_path) as agent:
@@ -211,9 +211,7 @@ def test_sighup_applies_a_good_configuration_and_refuses_a_bad_one(
     assert [request.path for request in hook.requests] == ["/old", "/new"]
 
 
-def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(
-    imds: Simulator, tmp_path: Path
-) -> None:
+def test_agent_works_in_memory_without_a_state_directory(imds: Simulator, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the directory should be", encoding="utf-8")
 
     with RunningAgent(imds.endpoint, tmp_path / "state").at_once() as agent:
@@ -262,7 +260,7 @@ def test_second_agent_does_not_share_the_state_of_the_first(
 
 
 @pytest.mark.alone
-def test_a_reader_that_stops_reading_stops_nobody_else(imds: Simulator, tmp_path: Path) -> None:
+def test_blocked_standard_output_does_not_block_the_agent(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path, reading=False) as agent:
         imds.set_document(
             body(*(item(f"id-{number}", NotBefore=FUTURE) for number in range(500)), incarnation=2)
@@ -280,7 +278,7 @@ def test_a_reader_that_stops_reading_stops_nobody_else(imds: Simulator, tmp_path
         agent.read()
 
 
-def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(
+def test_no_output_claims_that_nothing_is_scheduled_while_imds_is_silent(
     imds: Simulator, hook: HttpPeer, tmp_path: Path
 ) -> None:
     def asked(agent: RunningAgent, *words: str) -> tuple[int, str, str]:
@@ -322,7 +320,7 @@ def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(
         assert b"is not known" in get(agent.port, "/")[1]
 
 
-def test_an_event_that_cannot_be_read_is_not_passed_over(imds: Simulator, tmp_path: Path) -> None:
+def test_unreadable_event_is_reported_everywhere(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         imds.set_document(body(item(EventType=None), incarnation=2))
 

@@ -50,7 +50,7 @@ def last(agent: RunningAgent, kind: str) -> dict[str, Any]:
     }
 
 
-def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: Path) -> None:
+def test_agent_approves_only_when_both_keys_are_on_without_a_dry_run(tmp_path: Path) -> None:
     with ExitStack() as stack:
         running = []
         for number, (allowed, enabled, dry_run) in enumerate(SWITCHES):
@@ -112,7 +112,7 @@ def test_second_vm_approves_when_the_leader_is_dead(tmp_path: Path) -> None:
         assert "approved" not in third.kinds
 
 
-def test_stopping_does_not_wait_for_an_answer(imds: Simulator, tmp_path: Path) -> None:
+def test_agent_stops_without_waiting_for_an_answer_of_imds(imds: Simulator, tmp_path: Path) -> None:
     imds.fault("start-freeze", 60)
     with agent_of(imds, tmp_path, USERS) as agent:
         imds.set_document(listed())
@@ -123,7 +123,7 @@ def test_stopping_does_not_wait_for_an_answer(imds: Simulator, tmp_path: Path) -
         assert time.monotonic() - begun < 8
 
 
-def test_by_hand_it_shows_what_it_means_asks_and_records_who(
+def test_approve_shows_the_event_asks_and_records_the_operator(
     imds: Simulator, tmp_path: Path
 ) -> None:
     with agent_of(imds, tmp_path) as agent:
@@ -172,7 +172,7 @@ def test_by_hand_it_shows_what_it_means_asks_and_records_who(
             ]
 
 
-def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> None:
+def test_approve_is_refused_to_other_users(imds: Simulator, tmp_path: Path) -> None:
     needs("root")
     with agent_of(imds, tmp_path) as agent:
         path = agent.state / "control.sock"

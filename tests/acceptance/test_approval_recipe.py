@@ -76,9 +76,7 @@ def imds() -> Iterator[Simulator]:
         yield simulator
 
 
-def test_three_agents_approve_and_not_before_the_last_is_prepared(
-    imds: Simulator, tmp_path: Path
-) -> None:
+def test_recipe_approves_once_all_three_vms_are_prepared(imds: Simulator, tmp_path: Path) -> None:
     with ExitStack() as stack:
         prepared = stack.enter_context(Prepared(tmp_path))
         agents = [
@@ -117,7 +115,7 @@ def test_three_agents_approve_and_not_before_the_last_is_prepared(
         }
 
 
-def test_every_one_of_400_vms_is_asked_by_its_whole_name(tmp_path: Path) -> None:
+def test_recipe_asks_each_of_400_vms_by_its_whole_name(tmp_path: Path) -> None:
     names = [f"a-scale-set-with-a-long-name_{number}" for number in range(400)]
     for name, script in (
         ("curl", 'for url; do :; done; echo "$url" >> asked'),
@@ -176,7 +174,7 @@ def test_recipe_approves_no_event_without_resources(
         assert imds.start_requests == ["a"]
 
 
-def test_an_event_that_is_another_one_by_then_is_not_approved(
+def test_event_that_changed_since_its_record_is_not_approved(
     imds: Simulator, tmp_path: Path
 ) -> None:
     with (

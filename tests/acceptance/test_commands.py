@@ -171,7 +171,7 @@ def test_history_reads_the_state_of_an_agent_that_has_stopped(
     assert out.count(ID) == 1
 
 
-def test_a_report_asks_each_address_of_a_name(
+def test_report_asks_each_address_of_a_name(
     tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = trustme.CA()
@@ -198,7 +198,7 @@ def test_a_report_asks_each_address_of_a_name(
     ), got
 
 
-def test_a_report_in_csv_has_the_same_columns_when_empty_and_nothing_that_a_spreadsheet_evaluates(
+def test_report_in_csv_has_fixed_columns_and_no_formulas(
     typed: Typed,
 ) -> None:
     with HttpPeer() as peer:
@@ -285,7 +285,7 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("run", "often.yml"), 2, "often.yml:2:3: imds.interval: expected a duration"),
     ],
 )
-def test_what_is_typed_wrongly_is_answered_with_what_to_do(
+def test_wrong_arguments_are_answered_with_the_remedy(
     words: tuple[str, ...], code: int, said: str, typed: Typed
 ) -> None:
     ended, _, error = typed(*words)
@@ -298,7 +298,7 @@ def test_what_is_typed_wrongly_is_answered_with_what_to_do(
     ("words", "same"),
     [("-V", "--version"), ("demo --version", "--version"), ("help demo", "demo -h")],
 )
-def test_it_is_understood_as_a_person_types_it(words: str, same: str, typed: Typed) -> None:
+def test_command_line_accepts_other_spellings(words: str, same: str, typed: Typed) -> None:
     found = typed(*words.split())
 
     assert found[0] == 0
@@ -315,19 +315,19 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_an_output_that_takes_nothing_is_said_in_one_line(unbuffered: str) -> None:
+def test_full_output_is_an_error_in_one_line(unbuffered: str) -> None:
     done = shell("--version >/dev/full", PYTHONUNBUFFERED=unbuffered)
 
     assert done.stderr == b"notbefore: standard output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
 
-def test_a_closed_stream_or_a_reader_that_goes_away_is_no_traceback() -> None:
+def test_closed_streams_cause_no_traceback() -> None:
     assert shell("--version >&-").stderr == shell("--version | true").stderr == b""
     assert shell("check-config <&- 2>&-").returncode == 0
 
 
-def test_a_terminal_that_lacks_a_letter_is_shown_its_number(agent: RunningAgent) -> None:
+def test_letter_that_the_terminal_lacks_is_shown_by_its_number(agent: RunningAgent) -> None:
     done = shell(f"events --url {url(agent)}", PYTHONIOENCODING="latin-1")
 
     assert done.returncode == 0
@@ -335,7 +335,7 @@ def test_a_terminal_that_lacks_a_letter_is_shown_its_number(agent: RunningAgent)
     assert rb"WestNO_0, \u017eaba" in done.stdout
 
 
-def test_a_configuration_may_come_through_a_pipe() -> None:
+def test_configuration_may_come_through_a_pipe() -> None:
     # as `notbefore check-config <(sops --decrypt FILE)`
     done = shell(
         "check-config <(echo 'sinks: {a: {webhook: {url: \"https://example.org/?key=x\"}}}')"
@@ -348,7 +348,7 @@ def test_a_configuration_may_come_through_a_pipe() -> None:
 
 
 @pytest.mark.long
-def test_the_demo_shows_every_kind_of_end_and_ends_by_itself() -> None:
+def test_demo_shows_every_kind_of_end_and_stops() -> None:
     done = notbefore("demo")
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -58,7 +58,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 # until the next one
 
 
-def test_every_query_finds_something_and_every_label_and_column_that_is_shown(
+def test_every_query_finds_series_with_the_labels_that_are_shown(
     prometheus: Prometheus,
 ) -> None:
     becomes(
@@ -71,7 +71,7 @@ def test_every_query_finds_something_and_every_label_and_column_that_is_shown(
     )
 
 
-def test_each_variable_has_values_and_they_narrow_down_the_next(prometheus: Prometheus) -> None:
+def test_variables_have_values_that_narrow_the_next(prometheus: Prometheus) -> None:
     for board in BOARDS.values():
         chosen: dict[str, str] = {}
         values: list[str] = []
@@ -88,7 +88,7 @@ def test_each_variable_has_values_and_they_narrow_down_the_next(prometheus: Prom
         assert all(vm.startswith("WestNO_") for vm in values)
 
 
-def test_what_is_chosen_is_all_that_is_shown(prometheus: Prometheus) -> None:
+def test_panels_show_only_the_chosen_vm(prometheus: Prometheus) -> None:
     for _, panel in PANELS:
         for target in panel["targets"]:
             for one in series(prometheus, target, ONE):
@@ -99,7 +99,7 @@ def test_what_is_chosen_is_all_that_is_shown(prometheus: Prometheus) -> None:
                 ]
 
 
-def test_whom_nobody_has_chosen_adds_to_no_number(prometheus: Prometheus) -> None:
+def test_sums_are_empty_when_no_vm_is_chosen(prometheus: Prometheus) -> None:
     """Sums name no VM: with none chosen each must be nothing, or 0."""
     nobody = {**EVERYTHING, "vm": "nobody"}
     expected = {
@@ -125,7 +125,7 @@ def test_whom_nobody_has_chosen_adds_to_no_number(prometheus: Prometheus) -> Non
             assert series(prometheus, annotation["target"], nobody) == []
 
 
-def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
+def test_single_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
     check(prometheus, ONE, ("notbefore", "Agents", 1), ("fleet", "Silent or failing agents", 2))
     check(
         prometheus,
@@ -158,7 +158,7 @@ def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
     becomes(failing, wanted)
 
 
-def test_what_another_job_tells_of_the_same_instance_is_not_the_agents(
+def test_series_of_another_job_are_not_shown_as_the_agents(
     prometheus: Prometheus,
 ) -> None:
     (instance,) = (instance for instance, up in EXPORTERS.items() if up)
@@ -171,7 +171,7 @@ def test_what_another_job_tells_of_the_same_instance_is_not_the_agents(
     becomes(jobs, ["notbefore"])
 
 
-def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(
+def test_event_of_a_silent_vm_is_shown_while_others_see_it(
     prometheus: Prometheus,
 ) -> None:
     chosen = {**EVERYTHING, "vm": SILENT}
@@ -201,7 +201,7 @@ def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(
         )
 
 
-def test_the_annotations_of_a_vm_are_the_events_that_hit_it(prometheus: Prometheus) -> None:
+def test_annotations_of_a_vm_are_its_own_events(prometheus: Prometheus) -> None:
     for annotation in BOARDS["vm"]["annotations"]["list"]:
         found = eventually(
             lambda: series(prometheus, annotation["target"], {**EVERYTHING, "vm": "db-a"})
@@ -209,7 +209,7 @@ def test_the_annotations_of_a_vm_are_the_events_that_hit_it(prometheus: Promethe
         assert LOST not in {one["labels"]["event_id"] for one in found}
 
 
-def test_events_are_counted_once_however_many_vms_report_them(prometheus: Prometheus) -> None:
+def test_event_is_counted_once_when_several_vms_report_it(prometheus: Prometheus) -> None:
     becomes(
         lambda: prometheus.value('count(azure_scheduled_event_status{instance=~"127.+"})'), 2.0 * 3
     )

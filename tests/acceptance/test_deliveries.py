@@ -91,7 +91,7 @@ def test_changes_reach_the_sink_once_and_in_order(
         )
 
 
-def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
+def test_missed_deliveries_are_sent_in_order_after_a_kill_and_a_restart(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
     hook.default = Say(503)
@@ -117,7 +117,7 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
         assert len(set(ids(hook)[: failed + 1])) == 1  # the same id, before and after
 
 
-def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
+def test_refused_delivery_is_kept_and_can_be_sent_again(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
     hook.default = Say(400, body=b"invalid token")
@@ -148,7 +148,9 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
         assert agent.count("accepted") == agent.count("delivered") + agent.count("dropped") == 2
 
 
-def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+def test_drill_reports_which_sinks_were_reached(
+    imds: Simulator, hook: HttpPeer, place: Place
+) -> None:
     with HttpPeer() as refusing, HttpPeer() as chat:
         refusing.default = Say(400)
         slack = {"slack": {"url": chat.url}}
@@ -194,7 +196,7 @@ def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Pl
         assert place.outbox("list") == "The outbox is empty.\n"
 
 
-def test_a_killed_drill_sends_nothing_a_reloaded_claims_none(
+def test_killed_drill_sends_nothing_and_reloaded_drill_claims_nothing(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
     hook.default = Say(503)
@@ -232,9 +234,7 @@ def pager(found: PagerDuty) -> dict[str, Any]:
     return {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{found.url}/v2/enqueue"}}
 
 
-def test_a_drill_closes_what_it_opens_and_says_what_is_left_open(
-    imds: Simulator, place: Place
-) -> None:
+def test_drill_closes_its_incident_or_reports_it_as_open(imds: Simulator, place: Place) -> None:
     with PagerDuty() as found:
         config = place.write({"pager": pager(found)})
         with RunningAgent(imds.endpoint, place.state, config) as agent:

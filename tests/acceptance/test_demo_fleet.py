@@ -12,7 +12,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.timeout(400)  # its wave takes a minute; what it waits for, on a busy machine, longer
 @pytest.mark.long
-def test_six_hundred_records_are_a_handful_of_notifications_though_the_instance_is_killed() -> None:
+def test_demo_fleet_notifies_once_a_wave_when_its_instance_is_killed() -> None:
     command = [sys.executable, "-m", "support.demo_fleet"]
     done = subprocess.run(
         command, cwd=TESTS, capture_output=True, text=True, timeout=380, check=False

@@ -45,7 +45,7 @@ sys.stdout = Gone()
 """
 
 
-def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(
+def test_every_module_is_imported_and_the_lock_works_without_posix(
     tmp_path: Path,
 ) -> None:
     """By what stands in for Windows' own lock, which even the same process cannot take twice."""
@@ -59,14 +59,14 @@ def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(
     assert "is valid." in done.stdout
 
 
-def test_what_is_written_is_utf_8_where_posix_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_is_utf_8_without_posix(monkeypatch: pytest.MonkeyPatch) -> None:
     # as the code page of Windows, for files and pipes
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
 
     assert "0 done · 1 it failed" in without_posix(CHECK, "--help").stdout
 
 
-def test_a_reader_that_goes_away_is_no_traceback_where_posix_is_not() -> None:
+def test_closed_reader_causes_no_traceback_without_posix() -> None:
     done = without_posix(GONE + CHECK, "--version")
 
     assert done.returncode == 1
@@ -78,7 +78,7 @@ def starts(agent: RunningAgent, reason: str) -> float:
 
 
 @pytest.mark.long
-def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
+def test_courier_delivers_is_replaced_and_stops_without_posix(
     imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # its courier runs so, too
@@ -118,7 +118,7 @@ def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
     assert "control.sock" not in agent.log
 
 
-def test_a_command_says_that_it_can_ask_no_agent_where_posix_is_not(tmp_path: Path) -> None:
+def test_approve_explains_that_it_can_ask_no_agent_without_posix(tmp_path: Path) -> None:
     done = without_posix(CHECK, "approve", "e", "--state-dir", str(tmp_path))
     assert done.returncode == 1
     assert (

@@ -18,7 +18,7 @@ def types(hub: Hub) -> list[str]:
     ]
 
 
-def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(
+def test_hub_gets_changes_and_heartbeats_when_hub_and_courier_are_killed(
     hub: Hub, tmp_path: Path
 ) -> None:
     (tmp_path / "hub-key").write_text(hub.connection_string(), encoding="utf-8")

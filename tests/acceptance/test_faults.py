@@ -208,7 +208,7 @@ def test_hanging_disk_delays_neither_polls_nor_scrapes_nor_messages(
     ("kind", "what", "said"),
     [(ReadOnly, 0, b"readonly database"), (RunningAgent, WRITES, b"the disk has not answered")],
 )
-def test_an_agent_that_starts_on_a_disk_that_takes_nothing_knows_what_is_there(
+def test_agent_that_starts_on_a_hanging_disk_keeps_the_outbox(
     imds: Simulator,
     hook: HttpPeer,
     config: dict[str, Any],

@@ -29,7 +29,7 @@ VARIABLES = {
 }
 
 
-def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_path: Path) -> None:
+def test_first_event_of_a_vm_is_counted_once(tmp_path: Path) -> None:
     announced = queries.grown_by(
         "change", f'{CHANGES}_total{{change="announced"}}', f"{CHANGES}_created"
     )

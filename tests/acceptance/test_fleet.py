@@ -42,7 +42,7 @@ def accepted(hook: HttpPeer) -> list[str]:
     return [one.headers["x-notbefore-delivery-id"] for one in hook.requests if one.status == 200]
 
 
-def test_an_event_that_three_vms_report_is_notified_once_for_each_step(
+def test_step_of_an_event_is_notified_once_when_three_vms_report_it(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
     with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
@@ -99,7 +99,7 @@ def test_killed_instance_has_its_partitions_back_before_takeover(
         )
 
 
-def test_any_instance_shows_the_whole_fleet_and_says_how_old_what_others_read_is(
+def test_any_instance_shows_the_whole_fleet_with_the_age_of_its_data(
     hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
 ) -> None:
     config = shared(tmp_path, hub, hook, blobs)
@@ -124,7 +124,7 @@ def test_any_instance_shows_the_whole_fleet_and_says_how_old_what_others_read_is
             assert ages.count(None) == 2
 
 
-def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(
+def test_muted_event_is_not_notified_nor_is_its_end(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
     config = configured(tmp_path, hub, hook.url)
@@ -162,7 +162,7 @@ def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(
         assert ended.stdout == ""
 
 
-def test_what_no_receiver_has_accepted_is_sent_by_the_instance_that_takes_over(
+def test_deliveries_are_sent_by_the_instance_that_takes_over(
     hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
 ) -> None:
     config = shared(tmp_path, hub, hook, blobs)

@@ -68,7 +68,9 @@ def shown(
 
 @pytest.mark.timeout(300)  # the fold looks each 30 s for what is silent
 @pytest.mark.long
-def test_each_query_finds_what_is_in_the_hub(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
+def test_queries_of_the_fleet_dashboard_show_the_records_of_the_hub(
+    hub: Hub, hook: HttpPeer, tmp_path: Path
+) -> None:
     needs("prometheus", "promtool")
     # an error that is counted
     config = configured(tmp_path, hub, hook.url, inventory_file="missing.txt")

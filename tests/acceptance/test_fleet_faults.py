@@ -24,7 +24,7 @@ def nothing_lost(account: Account) -> None:
     assert account.wanted > 0
 
 
-def test_two_instances_of_which_one_is_killed_again_and_again_lose_nothing(tmp_path: Path) -> None:
+def test_two_instances_lose_nothing_when_one_is_killed_repeatedly(tmp_path: Path) -> None:
     account, _ = fleet_faults.kills(tmp_path, 4)
 
     nothing_lost(account)
@@ -33,7 +33,7 @@ def test_two_instances_of_which_one_is_killed_again_and_again_lose_nothing(tmp_p
     assert account.repeated <= 4 * 30
 
 
-def test_a_hub_that_is_away_that_throttles_and_that_ends_connections_costs_nothing(
+def test_instances_lose_nothing_when_the_hub_is_away_or_throttles(
     tmp_path: Path,
 ) -> None:
     account, _ = fleet_faults.hub_away(tmp_path, 3)

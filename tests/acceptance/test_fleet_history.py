@@ -40,7 +40,7 @@ def happen(hub: Hub, event_id: str, *kinds: LifecycleKind) -> None:
         )
 
 
-def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_the_report_shows_it(
+def test_history_keeps_an_event_once_through_disk_trouble_and_a_kill(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
     config = configured(tmp_path, hub, hook.url)

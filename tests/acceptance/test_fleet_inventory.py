@@ -43,7 +43,7 @@ def events(fleet: RunningFleet, *words: str) -> str:
 
 @pytest.mark.timeout(300)  # the fold looks each 30 s for what is silent or missing
 @pytest.mark.long
-def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
+def test_vm_of_the_inventory_is_missing_until_it_is_removed(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
     inventory = tmp_path / "inventory.txt"

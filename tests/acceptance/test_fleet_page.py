@@ -48,7 +48,7 @@ def tell(hub: Hub) -> None:
 
 
 # one test: an instance takes a while to get there, and several workers would each have their own
-def test_the_page_shows_what_is_coming_by_wave_and_how_the_month_went_to_everyone(
+def test_fleet_page_shows_coming_waves_and_the_month_accessibly(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
     remember(tmp_path / "state")

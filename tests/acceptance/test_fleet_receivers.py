@@ -108,7 +108,7 @@ def reports(kind: Any, numbers: range, **more: Any) -> list[Record]:
 
 
 @pytest.mark.long
-def test_a_wave_of_500_vms_is_one_incident_and_a_handful_of_messages(
+def test_wave_of_500_vms_is_one_incident_and_few_messages(
     receivers: Receivers, tmp_path: Path
 ) -> None:
     grouping = {

@@ -40,7 +40,7 @@ def both(hook: str, pager: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_closed_once(
+def test_reboot_of_five_vms_is_one_incident_that_is_closed_once(
     hook: HttpPeer, tmp_path: Path
 ) -> None:
     reboot: dict[str, Any] = {

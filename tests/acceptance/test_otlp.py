@@ -24,7 +24,7 @@ def listed(receiver: Receiver) -> list[set[str]]:
     ]
 
 
-def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(
+def test_hanging_receiver_delays_neither_polls_nor_the_stop(
     imds: Simulator, tmp_path: Path
 ) -> None:
     with Receiver() as receiver:
@@ -44,9 +44,7 @@ def mapped(agent: RunningAgent) -> str:
     return Path(f"/proc/{agent.process.pid}/maps").read_text(encoding="utf-8")
 
 
-def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
-    imds: Simulator, tmp_path: Path
-) -> None:
+def test_otlp_is_loaded_and_stopped_by_reloads(imds: Simulator, tmp_path: Path) -> None:
     with Receiver() as receiver:
         config = tmp_path / "notbefore.yaml"
         config.write_text("log: {level: info}\n", encoding="utf-8")
@@ -83,7 +81,7 @@ def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
             eventually(quiet)
 
 
-def test_the_standard_variables_say_what_the_file_does_not(
+def test_standard_variables_complete_the_configuration(
     imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Receiver() as receiver:

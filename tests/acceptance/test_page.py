@@ -92,7 +92,7 @@ def seconds(page: Page) -> int:
     return int(minutes) * 60 + int(rest)
 
 
-def test_a_change_appears_by_itself_and_its_countdown_counts(
+def test_page_shows_a_change_and_counts_down_without_a_reload(
     visit: Open, imds: Simulator, record_property: Callable[[str, object], None]
 ) -> None:
     page = visit()
@@ -118,9 +118,7 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     expect(page.locator("#timeline tbody tr").first).to_contain_text("canceled")
 
 
-def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(
-    visit: Open, imds: Simulator
-) -> None:
+def test_page_counts_on_and_warns_while_the_agent_is_silent(visit: Open, imds: Simulator) -> None:
     imds.set_document(pending("silent"))
     page = visit()
     expect(page.locator("#pending tbody tr")).to_have_count(1)
@@ -142,7 +140,7 @@ def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(
     assert page.evaluate("times => times.map(timer)", times) == [timer(time) for time in times]
 
 
-def test_whoever_points_at_a_time_sees_it_in_the_zone_of_the_browser(visit: Open) -> None:
+def test_time_has_a_tooltip_in_the_zone_of_the_browser(visit: Open) -> None:
     page = visit(timezone_id="Asia/Kolkata", locale="en-GB")
     expect(page.locator("#pending .nothing")).to_contain_text("Watching since")
     expect(page.locator("#pending .nothing")).to_contain_text("The last event: Freeze")
@@ -153,7 +151,7 @@ def test_whoever_points_at_a_time_sees_it_in_the_zone_of_the_browser(visit: Open
     expect(shown).to_have_attribute("title", re.compile(local))
 
 
-def test_a_refresh_takes_nothing_from_the_reader(visit: Open, imds: Simulator) -> None:
+def test_refresh_keeps_selection_focus_and_position(visit: Open, imds: Simulator) -> None:
     imds.set_document(pending("first", Description="to be selected"))
     page = visit(viewport=PHONE)
     expect(page.locator("#pending tbody tr")).to_have_count(1)
@@ -193,7 +191,7 @@ REFRESHES = """bodies => {
 }"""
 
 
-def test_a_refresh_makes_any_page_from_any_other(visit: Open) -> None:
+def test_refresh_turns_any_page_into_any_other(visit: Open) -> None:
     page = visit()
 
     bodies = [render(model).decode() for model in various_pages()]
@@ -231,7 +229,9 @@ def test_page_can_be_paused_with_the_keyboard(visit: Open, imds: Simulator) -> N
 
 
 @pytest.mark.parametrize("viewport", [PHONE, DESK])
-def test_it_can_be_read_by_everyone(visit: Open, imds: Simulator, viewport: ViewportSize) -> None:
+def test_page_is_accessible_on_phone_and_desk(
+    visit: Open, imds: Simulator, viewport: ViewportSize
+) -> None:
     started = item("now", EventStatus="Started", EventType="Reboot", NotBefore="", Resources=[PEER])
     imds.set_document(body(item("soon", NotBefore=due(900)), started, incarnation=9))
     page = visit(viewport=viewport, color_scheme="light")

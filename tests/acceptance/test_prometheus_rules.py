@@ -44,7 +44,7 @@ def example() -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
+def test_alertmanager_tells_slack_and_pagerduty_of_event_start_and_end(
     tmp_path: Path,
 ) -> None:
     """The shipped files as they are, but for the addresses: what people are shown is printed

@@ -162,7 +162,7 @@ def zoo_of(directory: Path, stack: ExitStack) -> Zoo:
 @pytest.mark.long
 # each sink is a thread of the courier, which has to begin
 @pytest.mark.parametrize("part", range(2))
-def test_secrets_are_never_printed_whatever_fails(
+def test_secrets_are_never_printed_when_something_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     with ExitStack() as stack:

@@ -44,7 +44,7 @@ def recipe(directory: Path) -> str:
     return str(file)
 
 
-def test_drain_and_uncordon_run_with_the_managers_variables_and_readiness_fails_meanwhile(
+def test_drain_and_uncordon_run_with_the_variables_of_the_manager(
     imds: Simulator, tmp_path: Path
 ) -> None:
     event = item("E-1", EventType="Reboot", NotBefore=FUTURE, Resources=[ME, PEER])
@@ -106,7 +106,7 @@ def test_drain_and_uncordon_run_with_the_managers_variables_and_readiness_fails_
         assert lines().count("drain") == 2, "a Freeze, and what affects another VM, are left alone"
 
 
-def test_the_script_can_be_run_and_says_what_it_expects() -> None:
+def test_switching_script_names_the_commands_that_it_expects() -> None:
     assert os.access(SCRIPT, os.X_OK)
 
     done = subprocess.run(

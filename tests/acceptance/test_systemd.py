@@ -123,7 +123,7 @@ def test_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path
         manager.socket.close()
 
 
-def test_without_systemd_or_for_another_process_nothing_is_sent(tmp_path: Path) -> None:
+def test_notifier_sends_nothing_without_systemd_or_for_another_process(tmp_path: Path) -> None:
     nobody = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "soon"}
 
     for environment in (

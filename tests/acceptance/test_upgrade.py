@@ -47,7 +47,7 @@ def arrived(hook: HttpPeer) -> list[str]:
     ]
 
 
-def test_for_a_version_that_refuses_the_configuration_no_agent_ends(
+def test_agent_continues_when_a_newer_version_refuses_the_configuration(
     hook: HttpPeer, tmp_path: Path
 ) -> None:
     older, newer = wheels(tmp_path, REFUSING)
@@ -72,9 +72,7 @@ def test_for_a_version_that_refuses_the_configuration_no_agent_ends(
 
 
 @pytest.mark.long
-def test_an_agent_ends_for_another_version_that_works_and_that_one_goes_on(
-    hook: HttpPeer, tmp_path: Path
-) -> None:
+def test_agent_ends_for_a_newer_version_that_works(hook: HttpPeer, tmp_path: Path) -> None:
     _, newer = wheels(tmp_path, NEWER)
 
     with Simulator((ME,)) as imds:

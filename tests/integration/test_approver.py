@@ -227,7 +227,7 @@ TERMINATE = listed(EventType="Terminate", Resources=[ME, PEER])
         ),
     ],
 )
-def test_what_is_switched_off_or_becomes_another_meanwhile_is_not_sent(
+def test_approval_is_skipped_when_something_changes_while_it_is_written(
     world: World, happens: Happens, says: str
 ) -> None:
     world.after_write = lambda: happens(world)
@@ -242,7 +242,7 @@ def test_what_is_switched_off_or_becomes_another_meanwhile_is_not_sent(
     assert world.ends[-1]["requests"] == 0
 
 
-def test_an_imds_that_is_not_asked_any_more_is_sent_nothing(world: World) -> None:
+def test_approval_is_not_sent_to_an_imds_that_is_no_longer_watched(world: World) -> None:
     world.after_write = lambda: switched(endpoint="http://127.0.0.1:9")(world)
     world.approver.decide()
 
@@ -475,7 +475,9 @@ def test_approval_is_not_sent_again_when_imds_refuses_it_for_good(world: World) 
     assert world.imds.start_requests == []
 
 
-def test_where_imds_was_asked_and_never_answered_it_failed_and_says_with_what(world: World) -> None:
+def test_approval_fails_with_no_answer_when_the_event_ends_before_imds_answers(
+    world: World,
+) -> None:
     world.imds.fault("start-status", 500, times=1)
     world.approver.decide()
     world.sees(body())
@@ -510,7 +512,7 @@ def test_stopping_agent_sends_no_more_approvals(world: World) -> None:
     assert world.attempt.requests == 0
 
 
-def test_a_start_request_names_the_event_and_the_version_in_use(
+def test_start_request_names_the_event_and_the_version_in_use(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posted: list[tuple[str, Any]] = []
@@ -542,7 +544,7 @@ def test_start_request_of_the_first_version_has_the_incarnation(world: World) ->
 # ---- by hand
 
 
-def test_what_an_operator_approves_needs_no_rule_and_must_be_readable(world: World) -> None:
+def test_approval_by_hand_needs_no_rule_but_a_readable_event(world: World) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
 
     assert world.by_hand("CHG-1").done
@@ -589,7 +591,7 @@ def test_resources_of_blanks_are_never_approved(world: World) -> None:
     assert world.decide() == "changed"
 
 
-def test_an_operator_is_told_at_once_that_imds_does_not_answer(world: World) -> None:
+def test_approval_by_hand_fails_at_once_when_imds_does_not_answer(world: World) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
     world.passes(16)
 
@@ -604,7 +606,7 @@ def test_an_operator_is_told_at_once_that_imds_does_not_answer(world: World) -> 
     assert world.by_hand().done  # and may ask again
 
 
-def test_an_operator_is_told_that_imds_lists_another_event_by_now_or_that_nothing_can_be_written(
+def test_approval_by_hand_is_not_sent_when_the_event_has_changed(
     world: World,
 ) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
@@ -657,7 +659,7 @@ def test_approval_by_hand_is_not_sent_when_the_operator_waited_too_long(
     assert world.ends == []
 
 
-def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(
+def test_unforeseen_error_is_counted_and_the_next_decision_is_made(
     world: World,
 ) -> None:
     class Faulty(Published[Runtime]):

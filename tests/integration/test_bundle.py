@@ -166,9 +166,7 @@ def test_changed_wheel_is_refused_and_the_running_version_stays(
     )
 
 
-def test_what_is_no_bundle_and_a_python_that_is_not_there_are_named(
-    bundle: Path, tmp_path: Path
-) -> None:
+def test_installer_refuses_a_file_that_is_no_bundle(bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "bundle.tar.gz"
     file.write_bytes(b"\x1f\x8b")
     refused = run(
@@ -223,9 +221,7 @@ def small() -> bytes:
 @pytest.mark.parametrize(
     "script", [of_cloud_init(), of_the_extension()], ids=["cloud-init", "extension"]
 )
-def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(
-    script: str, tmp_path: Path
-) -> None:
+def test_fleet_script_installs_only_the_bundle_with_its_hash(script: str, tmp_path: Path) -> None:
     needs("curl", "tar", "gzip")
     assert "pip" not in script, "nothing is taken from an index by its name"
 

@@ -113,7 +113,7 @@ def test_client_does_not_wait_for_an_agent_that_accepts_no_connection(
         assert [listens(tmp_path) for _ in range(3)] == [True] * 3
 
 
-def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_given(
+def test_unencodable_answer_is_an_error_and_the_next_request_is_answered(
     tmp_path: Path,
 ) -> None:
     words = iter(["\udcff", "done"])  # as in a name of a user or a file that is no UTF-8

@@ -83,7 +83,7 @@ def waiting(
         (ConfigError("the secret's file is away"), "pending"),
     ],
 )
-def test_whatever_a_sink_raises_is_said_without_secrets(
+def test_exception_of_a_sink_is_recorded_without_secrets(
     owner: Owner, error: Exception, state: str
 ) -> None:
     owner.add("a")
@@ -142,7 +142,7 @@ def test_failing_sink_is_logged_once_a_minute_until_it_accepts_again(
     ]
 
 
-def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner: Owner) -> None:
+def test_hung_delivery_fails_and_those_behind_it_are_due_again(owner: Owner) -> None:
     owner.add("a", "b", "c")
     owner.add("d", sink="run", once=True)
     over = threading.Event()
@@ -197,7 +197,7 @@ def test_hung_delivery_that_arrives_after_all_is_not_sent_again(
     assert owner.left == {}
 
 
-def test_a_command_that_runs_is_waited_for_where_another_sink_hangs(owner: Owner) -> None:
+def test_courier_waits_for_a_running_command_when_another_sink_hangs(owner: Owner) -> None:
     over = threading.Event()
     hung = threading.Event()
     sinks = {
@@ -226,7 +226,7 @@ def test_a_command_that_runs_is_waited_for_where_another_sink_hangs(owner: Owner
     assert owner.left == {"x": "pending"}
 
 
-def test_a_sink_that_asks_for_a_pause_is_left_alone_with_all_that_is_due(owner: Owner) -> None:
+def test_sink_that_asks_for_a_pause_gets_no_delivery_until_then(owner: Owner) -> None:
     def act(message: Message) -> Receipt:
         if message.delivery_id == "0":
             return Receipt()
@@ -288,7 +288,7 @@ def test_changed_secret_is_used_from_the_next_refusal_on(owner: Owner, tmp_path:
 
 
 @pytest.mark.parametrize("runs_once", [False, True])
-def test_one_that_leaves_has_two_seconds_for_what_is_under_way_but_for_a_command(
+def test_replaced_courier_waits_two_seconds_or_for_its_command(
     owner: Owner, *, runs_once: bool
 ) -> None:
     begun = threading.Event()

@@ -93,7 +93,7 @@ def test_workflows_use_no_image_without_a_digest() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_the_unit_is_exposed_as_little_as_is_said(unit: Path) -> None:
+def test_unit_has_a_low_exposure_level(unit: Path) -> None:
     needs("systemd-analyze")
     said = check("systemd-analyze", "security", "--offline=true", "--no-pager", unit)
 
@@ -107,7 +107,7 @@ def test_the_unit_is_exposed_as_little_as_is_said(unit: Path) -> None:
     ("unit", "document"),
     [(UNITS[0], ""), (UNITS[1], ""), (UNITS[0], "access.md"), (UNITS[0], "azure-monitor.md")],
 )
-def test_systemd_has_nothing_to_say_of_the_unit_or_of_a_documents_drop_in(
+def test_systemd_accepts_the_unit_with_the_drop_ins_of_the_documents(
     unit: Path, document: str, tmp_path: Path
 ) -> None:
     needs("systemd-analyze")
@@ -131,7 +131,7 @@ def test_systemd_has_nothing_to_say_of_the_unit_or_of_a_documents_drop_in(
     assert done.stderr == ""
 
 
-def test_the_units_have_one_sandbox_and_give_courier_and_partitions_their_time() -> None:
+def test_units_share_a_sandbox_and_give_enough_time_to_stop() -> None:
     texts = [path.read_text(encoding="utf-8") for path in UNITS]
     (_, sandbox, one), (_, _, other) = (text.partition("CapabilityBoundingSet=") for text in texts)
 
@@ -151,7 +151,7 @@ def test_the_units_have_one_sandbox_and_give_courier_and_partitions_their_time()
     )
 
 
-def test_the_unit_does_not_start_again_what_cannot_start(tmp_path: Path) -> None:
+def test_unit_does_not_restart_an_agent_that_cannot_start(tmp_path: Path) -> None:
     wrong = tmp_path / "notbefore.yml"
     wrong.write_text("sink: {}\n", encoding="utf-8")
     words = (BIN / "notbefore", "run", "--imds", "http://127.0.0.1:9", "--state-dir", tmp_path)
@@ -171,7 +171,7 @@ def test_windows_service_runs_the_agent() -> None:
     assert (service.findtext("arguments") or "").startswith("run ")
 
 
-def test_the_example_is_a_configuration_with_its_examples_and_without(tmp_path: Path) -> None:
+def test_example_configuration_is_valid_with_and_without_its_comments(tmp_path: Path) -> None:
     text = (CONFIG / "notbefore.yml").read_text(encoding="utf-8")
     whole = tmp_path / "notbefore.yml"
     # `# ` is prose; what is commented out begins at once, or with the two spaces of its indentation
@@ -223,7 +223,7 @@ def relabeled(
     return [target["labels"] or {} for target in targets]
 
 
-def test_of_azures_vms_those_with_the_tag_are_scraped_by_name(tmp_path: Path) -> None:
+def test_prometheus_example_scrapes_tagged_vms_of_azure_by_name(tmp_path: Path) -> None:
     (job,) = yaml.safe_load(PROMETHEUS.read_text(encoding="utf-8"))["scrape_configs"]
     name = "__meta_azure_machine_name"
     tag = "__meta_azure_machine_tag_notbefore"
@@ -249,9 +249,7 @@ def test_of_azures_vms_those_with_the_tag_are_scraped_by_name(tmp_path: Path) ->
         ("alertname=NotbeforeImdsDown severity=warning", "chat"),
     ],
 )
-def test_alerts_reach_whom_they_concern_by_the_example_for_alertmanager(
-    labels: str, receivers: str
-) -> None:
+def test_alertmanager_example_routes_alerts_to_their_receivers(labels: str, receivers: str) -> None:
     needs("amtool")
     check("amtool", "check-config", ALERTMANAGER)
     words = (f"--config.file={ALERTMANAGER}", f"--verify.receivers={receivers}", *labels.split())

@@ -42,7 +42,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> str:
     return usual_is(f"http://127.0.0.1:{free_port()}", monkeypatch)
 
 
-def test_each_place_is_looked_at_in_its_order(tmp_path: Path) -> None:
+def test_candidates_are_read_from_each_place_in_order(tmp_path: Path) -> None:
     for file, place in (
         ("networkd", "run/systemd/netif/leases/2"),
         ("network-manager", "run/NetworkManager/devices/2"),
@@ -72,7 +72,7 @@ def test_each_place_is_looked_at_in_its_order(tmp_path: Path) -> None:
     assert len(list(candidates({}, Path("/nowhere")))) == 1
 
 
-def test_imds_is_who_answers_as_it_does(silent: str) -> None:
+def test_only_a_scheduled_events_document_identifies_imds(silent: str) -> None:
     with serving(answer(body=b'{"hello": "world"}')) as (other, _):
         assert "not a Scheduled Events document" in why_not(other, VERSION)
 
@@ -99,12 +99,12 @@ def test_imds_is_who_answers_as_it_does(silent: str) -> None:
         (b"ff:ff:ff:ff", ""),
     ],
 )
-def test_four_bytes_are_written_in_two_ways(value: bytes, address: str) -> None:
+def test_address_is_read_from_both_spellings_of_its_bytes(value: bytes, address: str) -> None:
     assert address_in(b"lease {\n  option unknown-245 " + value + b";\n}\n") == address
 
 
 @given(st.binary(max_size=600))
-def test_no_bytes_break_the_parser(noise: bytes) -> None:
+def test_parser_of_leases_accepts_any_bytes(noise: bytes) -> None:
     for text in (noise, b"OPTION_245=" + noise, b"option unknown-245 " + noise + b";"):
         found = address_in(text)
         assert not found or len(found.split(".")) == 4
@@ -198,7 +198,7 @@ def watching(directory: Path, **settings: str) -> Iterator[tuple[Tracking, polli
         agent.close()
 
 
-def test_what_was_found_is_kept_until_it_is_silent_for_long(
+def test_found_endpoint_is_kept_until_it_is_silent_for_long(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(polling, "SILENCE", 1.0)
@@ -218,7 +218,7 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
             eventually(lambda: agent.known.vm_name == "second")
 
 
-def test_who_is_only_late_is_not_looked_for_elsewhere(
+def test_late_imds_is_not_searched_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -94,7 +94,7 @@ def test_mail_over_tls_with_a_password(
         assert len(peer.mails) == 1
 
 
-def test_what_the_server_says_to_quit_says_nothing_of_the_mail(
+def test_mail_is_delivered_when_the_server_refuses_quit(
     peer: MailPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def grumpy(_self: object, *_: object) -> str:

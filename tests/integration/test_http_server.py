@@ -61,7 +61,7 @@ def server(view: Shown) -> Iterator[HttpServer]:
         yield served
 
 
-def test_metrics_come_in_the_form_that_was_asked_for(server: HttpServer) -> None:
+def test_metrics_are_served_in_the_accepted_format(server: HttpServer) -> None:
     status, headers, body = ask(server, "/metrics", accept="application/openmetrics-text")
 
     assert status == 200
@@ -72,7 +72,7 @@ def test_metrics_come_in_the_form_that_was_asked_for(server: HttpServer) -> None
     assert "Server" not in headers
 
 
-def test_head_is_get_without_a_body_and_nothing_can_be_changed(server: HttpServer) -> None:
+def test_head_is_answered_as_get_without_a_body(server: HttpServer) -> None:
     status, headers, body = ask(server, "/metrics", method="HEAD")
 
     assert status == 200
@@ -85,7 +85,7 @@ def test_head_is_get_without_a_body_and_nothing_can_be_changed(server: HttpServe
         assert headers["Allow"] == "GET, HEAD"
 
 
-def test_a_verdict_is_a_status_and_its_reasons(server: HttpServer, view: Shown) -> None:
+def test_health_answers_with_a_status_and_its_reasons(server: HttpServer, view: Shown) -> None:
     assert ask(server, "/healthz")[::2] == (200, b'{"status":"ok","reasons":[]}')
 
     view.verdict = CheckResult(ok=False, reasons=("no beat",))
@@ -101,7 +101,9 @@ def listed(**fields: Any) -> PendingView:
     )
 
 
-def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view: Shown) -> None:
+def test_readiness_depends_on_the_queried_events_of_this_vm(
+    server: HttpServer, view: Shown
+) -> None:
     unreadable = replace(NOTHING_PENDING, unreadable=1)
     for shown, query, status in (
         (listed(), "", 200),
@@ -132,7 +134,7 @@ def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view:
     )
 
 
-def test_a_route_that_fails_is_logged_and_says_nothing(
+def test_failing_route_is_logged_and_its_answer_reveals_nothing(
     server: HttpServer, view: Shown, caplog: pytest.LogCaptureFixture
 ) -> None:
     view.broken = True
@@ -144,7 +146,7 @@ def test_a_route_that_fails_is_logged_and_says_nothing(
     assert "a secret that nobody is to see" in caplog.text
 
 
-def test_the_page_may_load_its_own_files_and_nothing_else(server: HttpServer) -> None:
+def test_page_may_load_only_its_own_files(server: HttpServer) -> None:
     _, headers, body = ask(server, "/")
     directives = {
         one.split()[0]: one.split()[1:] for one in headers["Content-Security-Policy"].split(";")
@@ -164,7 +166,7 @@ def test_the_page_may_load_its_own_files_and_nothing_else(server: HttpServer) ->
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_the_page_is_shared_for_half_a_second(
+def test_page_is_rendered_at_most_twice_a_second(
     server: HttpServer, view: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = time.monotonic()
@@ -180,7 +182,7 @@ def test_the_page_is_shared_for_half_a_second(
 @pytest.mark.parametrize(
     "path", ["//metrics", "/%6detrics", "/metrics/", "/metrics%3f", "*", "/page/../app.py", "/x"]
 )
-def test_a_path_has_one_form(server: HttpServer, path: str) -> None:
+def test_other_spellings_of_a_path_are_not_found(server: HttpServer, path: str) -> None:
     assert ask(server, path)[0] == 404
 
 
@@ -196,7 +198,7 @@ def test_a_path_has_one_form(server: HttpServer, path: str) -> None:
         b"Content-Length : 5\r\n",
     ],
 )
-def test_a_body_of_whatever_length_closes_the_connection(
+def test_request_with_a_body_is_refused_and_closes_the_connection(
     server: HttpServer, headers: bytes
 ) -> None:
     with socket.create_connection(server.address, timeout=20) as client:
@@ -207,7 +209,7 @@ def test_a_body_of_whatever_length_closes_the_connection(
     assert said.count(b"HTTP/1.") == 1
 
 
-def test_the_history_is_asked_for_as_the_query_says(server: HttpServer, view: Shown) -> None:
+def test_history_query_selects_since_and_limit(server: HttpServer, view: Shown) -> None:
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
     for query, since, limit in (
@@ -233,15 +235,13 @@ def test_the_history_is_asked_for_as_the_query_says(server: HttpServer, view: Sh
         assert "expected" in json.loads(body)["error"]
 
 
-def test_a_request_larger_than_any_of_ours_is_refused(server: HttpServer) -> None:
+def test_request_with_large_headers_is_refused(server: HttpServer) -> None:
     assert ask(server, "/metrics", cookie="x" * 9_000)[0] == 431
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", ["idle", "dripping", "half-open"])
-def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(
-    server: HttpServer, kind: str
-) -> None:
+def test_thousand_silent_clients_do_not_delay_a_scrape(server: HttpServer, kind: str) -> None:
     before = threading.active_count()
     times = []
 
@@ -278,7 +278,7 @@ sys.stdin.read()
 """
 
 
-def test_where_few_files_may_be_open_the_oldest_silent_connections_go() -> None:
+def test_oldest_silent_connections_are_closed_when_few_files_may_be_open() -> None:
     command = [sys.executable, "-c", FEW_FILES]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
@@ -299,7 +299,7 @@ def test_where_few_files_may_be_open_the_oldest_silent_connections_go() -> None:
         child.communicate(timeout=20)
 
 
-def test_a_request_that_does_not_end_is_ended(
+def test_unfinished_request_is_closed_at_its_timeout(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_connection(server.address, timeout=20) as client:
@@ -312,7 +312,7 @@ def test_a_request_that_does_not_end_is_ended(
         assert read_all(client) == b""  # closed by the server, while bytes still dripped in
 
 
-def test_a_silent_connection_goes_where_its_end_cannot_be_read(
+def test_silent_connection_is_closed_when_select_cannot_see_its_end(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on Windows: ``select`` finds nothing to read in a connection that was shut down on this
@@ -326,7 +326,7 @@ def test_a_silent_connection_goes_where_its_end_cannot_be_read(
         becomes(lambda: len(server._server.active_channels), 0)
 
 
-def test_of_several_requests_at_once_only_the_first_is_sure_to_be_answered(
+def test_pipelined_requests_get_at_least_the_first_answer(
     server: HttpServer,
 ) -> None:
     with socket.create_connection(server.address, timeout=20) as client:
@@ -338,7 +338,7 @@ def test_of_several_requests_at_once_only_the_first_is_sure_to_be_answered(
 
 
 @pytest.mark.alone
-def test_those_who_ask_and_do_not_read_keep_nobody_waiting(server: HttpServer, view: Shown) -> None:
+def test_clients_that_do_not_read_delay_no_other_client(server: HttpServer, view: Shown) -> None:
     view.body = os.urandom(20_000_000)  # more than the system's buffers hold
     longest = 0.0
 
@@ -480,7 +480,7 @@ def test_client_that_closes_only_its_own_direction_is_served(server: HttpServer)
     assert answer.endswith(METRICS)
 
 
-def test_a_connection_is_kept_between_two_scrapes(
+def test_connection_is_kept_between_two_scrapes(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = http.client.HTTPConnection(*server.address, timeout=20)
@@ -499,7 +499,7 @@ def test_a_connection_is_kept_between_two_scrapes(
 
 @pytest.mark.alone
 @pytest.mark.parametrize("connections", [0, 50])
-def test_it_stops_within_a_second(connections: int) -> None:
+def test_server_stops_within_a_second(connections: int) -> None:
     with ExitStack() as stack:
         with serving() as server:
             connected(server, stack, connections)
@@ -512,13 +512,13 @@ def test_it_stops_within_a_second(connections: int) -> None:
 
 
 @pytest.mark.parametrize("listen", ["no-such-host.invalid:1", "192.0.2.1:1"])
-def test_an_address_that_cannot_be_listened_at_is_said(view: Shown, listen: str) -> None:
+def test_address_that_cannot_be_bound_is_an_error(view: Shown, listen: str) -> None:
     with pytest.raises(ListenError):
         HttpServer(Server(listen=listen), view.app)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
-def test_of_two_at_one_address_the_second_says_so(view: Shown, host: str) -> None:
+def test_address_in_use_is_named_with_the_likely_reason(view: Shown, host: str) -> None:
     listen = f"{host}:{free_port()}"
 
     said = f"cannot listen at {listen}: .*is another notbefore running"
@@ -531,7 +531,7 @@ ADDRESSES = {"[::1]": ("::1",), "127.0.0.1": ("127.0.0.1",), "": ("127.0.0.1", "
 
 
 @pytest.mark.parametrize("host", ADDRESSES)
-def test_without_a_host_it_listens_at_version_six_and_four(host: str) -> None:
+def test_server_listens_at_ipv6_and_ipv4_when_no_host_is_set(host: str) -> None:
     needs("IPv6")
     port = free_port()
     with serving(listen=f"{host}:{port}", insecure=True) as server:
@@ -543,7 +543,7 @@ def test_without_a_host_it_listens_at_version_six_and_four(host: str) -> None:
                 assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_without_version_six_it_listens_at_four(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_listens_at_ipv4_when_there_is_no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     with serving(listen=":0", insecure=True) as server:
         assert server.address[0] == "0.0.0.0"  # noqa: S104 - that is what is asked for

@@ -52,7 +52,7 @@ def failure(endpoint: str, timeout: float = 20.0) -> ImdsError:
     return caught.value
 
 
-def test_it_sends_the_header_that_imds_asks_for_and_reads_the_answer() -> None:
+def test_client_sends_the_metadata_header_and_reads_the_answer() -> None:
     with serving(answer(body=b'{"a":1}')) as (endpoint, seen):
         assert connect(endpoint).get(PATH).body == b'{"a":1}'
 
@@ -70,12 +70,12 @@ def test_it_sends_the_header_that_imds_asks_for_and_reads_the_answer() -> None:
         (f"Date: {'9' * 100}", "9" * 64),  # bounded, and no time: see Clock.instant
     ],
 )
-def test_an_answer_says_when_it_was_given(header: str, date: str) -> None:
+def test_answer_has_the_date_of_its_header(header: str, date: str) -> None:
     with serving(answer("200 OK", b"{}", header)) as (endpoint, _):
         assert connect(endpoint).get(PATH).date == date
 
 
-def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_no_failure() -> None:
+def test_connection_is_kept_and_opened_again_when_the_server_closed_it() -> None:
     ports: list[int] = []
 
     def kept(connection: socket.socket, head: bytes) -> None:
@@ -99,7 +99,7 @@ def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_no_failure() 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def test_a_trailer_changes_no_header() -> None:
+def test_trailer_changes_no_header() -> None:
     with serving(raw(CHUNKED + b"2\r\n{}\r\n0\r\nDate: now\r\n\r\n", close=False)) as (endpoint, _):
         found = connect(endpoint).get(PATH)
 
@@ -110,7 +110,7 @@ def test_a_trailer_changes_no_header() -> None:
 @pytest.mark.parametrize(
     "more", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nDate: 2\r\n\r\nbad", b"junk"]
 )
-def test_what_follows_an_answer_is_not_read_as_a_part_of_it_or_as_the_next(more: bytes) -> None:
+def test_bytes_after_an_answer_belong_to_no_answer(more: bytes) -> None:
     twice = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" + more, close=False)
     with serving(twice, answer(body=b"good")) as (endpoint, _):
         client = connect(endpoint)
@@ -155,9 +155,7 @@ def test_what_follows_an_answer_is_not_read_as_a_part_of_it_or_as_the_next(more:
         (answer(body=b"x" * MAX_ANSWER), "too_large"),
     ],
 )
-def test_each_failure_has_its_reason_and_the_next_request_is_not_harmed(
-    talk: Talk, reason: str
-) -> None:
+def test_failure_has_its_reason_and_the_next_request_succeeds(talk: Talk, reason: str) -> None:
     with serving(talk, answer(body=b"good")) as (endpoint, _):
         client = connect(endpoint)
 
@@ -172,7 +170,7 @@ def reset(connection: socket.socket, _: bytes) -> None:
     connection.close()
 
 
-def test_who_resets_refuses_or_is_nowhere_is_distinguished() -> None:
+def test_failed_connections_have_different_reasons() -> None:
     with serving(reset) as (resetting, _):
         for endpoint, reason in (
             (resetting, "reset"),
@@ -195,7 +193,7 @@ def say_nothing(connection: socket.socket, _: bytes) -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("talk", [drip, say_nothing])
-def test_the_deadline_is_over_the_whole_answer(talk: Talk) -> None:
+def test_timeout_covers_the_whole_answer(talk: Talk) -> None:
     with serving(talk) as (endpoint, _):
         begun = time.monotonic()
 
@@ -204,7 +202,7 @@ def test_the_deadline_is_over_the_whole_answer(talk: Talk) -> None:
 
 
 @pytest.mark.alone
-def test_a_request_under_way_can_be_cut_off() -> None:
+def test_abort_ends_the_request_under_way() -> None:
     with serving(say_nothing) as (endpoint, seen):
         client = connect(endpoint)
 
@@ -240,12 +238,12 @@ def test_retry_after_is_read_in_seconds(header: str, seconds: float | None) -> N
         "http://h?x=1",
     ],
 )
-def test_an_endpoint_that_is_no_plain_address_is_refused(endpoint: str) -> None:
+def test_endpoint_that_is_no_plain_address_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"imds\.endpoint"):
         connect(endpoint)
 
 
-def test_it_learns_who_the_vm_is() -> None:
+def test_vm_is_read_from_the_instance_metadata() -> None:
     body = (
         b'{"compute":{"name":"WestNO_0","vmId":"0f1e","location":"westeurope","zone":1,'
         b'"tagsList":[{"name":"a"}]}}'
@@ -264,17 +262,17 @@ def test_it_learns_who_the_vm_is() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b'{"compute":{}}', b'{"compute":{"name":""}}', b"[" * 100_000]
 )
-def test_an_answer_that_does_not_say_who_is_rejected(body: bytes) -> None:
+def test_instance_metadata_without_a_name_are_rejected(body: bytes) -> None:
     with serving(answer(body=body)) as (endpoint, _), pytest.raises(ImdsError) as caught:
         fetch_vm(connect(endpoint))
     assert caught.value.reason == "rejected"
 
 
-def test_the_texts_of_an_identity_are_bounded() -> None:
+def test_name_of_the_vm_is_bounded() -> None:
     assert len(vm_of({"name": "n" * 10_000}).name) == 512
 
 
-def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
+def test_tags_of_the_vm_are_read() -> None:
     listed = [
         {"name": "env", "value": "prod"},
         {"name": "on-call", "value": ""},
@@ -324,14 +322,14 @@ def polled(
     return polls[: len(talks)], due
 
 
-def test_a_body_that_equals_the_last_one_is_nothing_new() -> None:
+def test_poll_with_the_same_body_passes_no_body() -> None:
     polls, due = polled(answer(body=b"a"), answer(body=b"a"), answer(body=b"b"))
 
     assert [(poll.body, poll.error) for poll in polls] == [(b"a", None), (None, None), (b"b", None)]
     assert due == pytest.approx(3 * 0.2)
 
 
-def test_polls_that_became_due_during_a_slow_answer_are_left_out() -> None:
+def test_polls_that_became_due_during_a_slow_answer_are_skipped() -> None:
     clock = SteppedClock()
 
     def slow(connection: socket.socket, head: bytes) -> None:
@@ -359,7 +357,7 @@ BUSY = answer("503 Service Unavailable")
         ([throttled(0)], "1s", 1.0),
     ],
 )
-def test_it_backs_off_and_never_above_half_a_minute(
+def test_failed_polls_back_off_to_at_most_half_a_minute(
     talks: list[Talk], interval: str, expected: float
 ) -> None:
     assert polled(*talks, interval=interval)[1] == pytest.approx(expected)

@@ -108,7 +108,7 @@ def config_of(values: dict[str, Any]) -> str:
     return str(rendered(values)["ConfigMap", "notbefore"]["data"]["notbefore.yml"])
 
 
-def test_helm_lint_has_nothing_to_say() -> None:
+def test_helm_lint_finds_no_fault_in_the_chart() -> None:
     said = helm_python.lint(CHART, EVERYTHING, strict=True)
 
     assert said["messages"] == []
@@ -119,7 +119,9 @@ def test_helm_lint_has_nothing_to_say() -> None:
 @pytest.mark.parametrize(
     "values", [*ACCESS.values(), EVERYTHING, None], ids=[*ACCESS, "everything", "fleet"]
 )
-def test_every_kubernetes_that_aks_offers_takes_it(values: dict[str, Any] | None) -> None:
+def test_manifests_are_valid_for_the_kubernetes_versions_of_aks(
+    values: dict[str, Any] | None,
+) -> None:
     objects = fleet() if values is None else rendered(values, name="other", namespace="elsewhere")
     for one in objects.values():
         if one["kind"] in CUSTOM:
@@ -134,7 +136,7 @@ def test_every_kubernetes_that_aks_offers_takes_it(values: dict[str, Any] | None
     assert {volume["name"] for volume in pod["volumes"]} == mounted
 
 
-def test_every_value_arrives() -> None:
+def test_chart_renders_every_value() -> None:
     found = rendered(EVERYTHING)
     pod = found["DaemonSet", "notbefore"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
@@ -168,7 +170,7 @@ def test_every_value_arrives() -> None:
     assert not [kind for kind, _ in found if kind in ("Certificate", "Issuer", "NetworkPolicy")]
 
 
-def test_secrets_come_from_elsewhere_than_the_chart() -> None:
+def test_chart_mounts_secrets_that_it_does_not_create() -> None:
     values: dict[str, Any] = {
         "secrets": {"existingSecret": "mine"},
         "extraEnv": [
@@ -199,7 +201,7 @@ def test_secrets_come_from_elsewhere_than_the_chart() -> None:
         kubernetes_validate.validate(objects["DaemonSet", "notbefore"], version, strict=True)
 
 
-def test_the_agent_takes_the_configuration_that_the_chart_makes(tmp_path: Path) -> None:
+def test_agent_loads_the_configuration_of_the_chart(tmp_path: Path) -> None:
     (tmp_path / "slack-url").write_text("https://hooks.example.org/x\n", encoding="utf-8")
     file = tmp_path / "notbefore.yml"
     file.write_text(
@@ -213,7 +215,7 @@ def test_the_agent_takes_the_configuration_that_the_chart_makes(tmp_path: Path) 
     assert config.log.format == "json"
 
 
-def test_another_configuration_replaces_the_pods() -> None:
+def test_changed_configuration_replaces_the_pods() -> None:
     def checksum(values: dict[str, Any]) -> str:
         return str(
             pods_of(rendered(values))["template"]["metadata"]["annotations"]["checksum/config"]
@@ -224,7 +226,7 @@ def test_another_configuration_replaces_the_pods() -> None:
     assert checksum({}) != checksum({"access": "open"})
 
 
-def test_no_pod_is_put_on_a_virtual_node_though_every_taint_is_tolerated() -> None:
+def test_pods_tolerate_every_taint_and_avoid_virtual_nodes() -> None:
     pod = pods_of(rendered({}))["template"]["spec"]
     assert pod["tolerations"] == [{"operator": "Exists"}]
 
@@ -236,7 +238,7 @@ def test_no_pod_is_put_on_a_virtual_node_though_every_taint_is_tolerated() -> No
     ]
 
 
-def test_only_a_chart_that_is_asked_to_listens_beyond_the_node() -> None:
+def test_agent_listens_only_on_the_node_by_default() -> None:
     servers = {
         name: yaml.safe_load(config_of(values)).get("server", {}) for name, values in ACCESS.items()
     }
@@ -262,12 +264,12 @@ def test_only_a_chart_that_is_asked_to_listens_beyond_the_node() -> None:
         ),
     ],
 )
-def test_values_that_cannot_work_are_refused(values: dict[str, Any], said: str) -> None:
+def test_chart_refuses_values_that_cannot_work(values: dict[str, Any], said: str) -> None:
     with pytest.raises(helm_python.HelmError, match=re.escape(said)):
         rendered(values)
 
 
-def test_the_rules_and_the_dashboards_are_those_of_the_project() -> None:
+def test_chart_contains_the_rules_and_dashboards_of_the_project() -> None:
     found = rendered(EVERYTHING)
     rules = (CONFIG / "prometheus" / "notbefore.rules.yml").read_text(encoding="utf-8")
 
@@ -287,7 +289,7 @@ def test_the_rules_and_the_dashboards_are_those_of_the_project() -> None:
     assert max(len(json.dumps(one)) for one in maps) < 1024 * 1024, "a ConfigMap holds no more"
 
 
-def test_a_packaged_chart_holds_the_files_behind_the_links(tmp_path: Path) -> None:
+def test_packaged_chart_contains_the_files_behind_its_links(tmp_path: Path) -> None:
     archive = helm_python.package(CHART, destination=tmp_path)
 
     with tarfile.open(archive) as tar:
@@ -297,7 +299,7 @@ def test_a_packaged_chart_holds_the_files_behind_the_links(tmp_path: Path) -> No
     assert all(member.isreg() for member in held), "they are files there"
 
 
-def test_a_pod_is_scraped_as_its_node_in_the_job_that_the_rules_know(tmp_path: Path) -> None:
+def test_pod_monitor_scrapes_a_pod_as_its_node_in_the_job_of_the_rules(tmp_path: Path) -> None:
     monitor = rendered(ACCESS["open"])["PodMonitor", "notbefore"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
 
@@ -314,9 +316,7 @@ def test_a_pod_is_scraped_as_its_node_in_the_job_that_the_rules_know(tmp_path: P
 
 
 @pytest.mark.parametrize("access", ["node", "tls"])
-def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(
-    access: str, tmp_path: Path
-) -> None:
+def test_probes_and_prometheus_reach_the_agent_of_the_chart(access: str, tmp_path: Path) -> None:
     """The chart's own configuration and probes, with another port, and the pod's paths below a
     directory of ours.
     """
@@ -390,7 +390,7 @@ def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(
 
 
 @pytest.mark.parametrize("name", ["notbefore", "notbefore-fleet"])
-def test_the_pods_have_what_they_need_and_no_more(name: str) -> None:
+def test_pods_run_without_privileges_and_match_their_selectors(name: str) -> None:
     objects = rendered(ACCESS["open"]) if name == "notbefore" else fleet()
     pods = pods_of(objects)
     pod = pods["template"]["spec"]
@@ -433,7 +433,7 @@ def test_the_pods_have_what_they_need_and_no_more(name: str) -> None:
     assert config["server"]["listen"] == f":{port['containerPort']}"
 
 
-def test_the_instances_of_the_fleet_share_snapshots_and_their_documents_speak_of_them() -> None:
+def test_fleet_manifests_share_snapshots_and_pass_the_restricted_policy() -> None:
     found = fleet()
     name = "notbefore-fleet"
     pods = found["Deployment", name]["spec"]

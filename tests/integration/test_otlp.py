@@ -117,7 +117,7 @@ def to(url: str, **fields: Any) -> OtlpConnection:
 
 
 @pytest.mark.parametrize("road", ["http", "grpc"])
-def test_a_scrape_and_an_export_through_a_collector_are_the_same_sample_by_sample(
+def test_export_through_a_collector_has_the_samples_of_a_scrape(
     pair: tuple[Collector, Receiver], road: str
 ) -> None:
     collector, receiver = pair
@@ -138,7 +138,7 @@ def test_a_scrape_and_an_export_through_a_collector_are_the_same_sample_by_sampl
     assert series(arrived) == scraped(text)
 
 
-def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_this_one() -> None:
+def test_kept_counts_start_with_the_state_and_others_with_the_process() -> None:
     data, text = busy().both()
     request = exported(data)
     found = starts(request)
@@ -175,7 +175,7 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     } == {0}
 
 
-def test_nothing_counts_since_a_time_to_come() -> None:
+def test_no_count_starts_in_the_future() -> None:
     agent = busy()
     families = samples(MetricsSnapshot(agent.tracked, agent.totals, agent.figures, at(5)))
     before = datetime(2025, 1, 1, tzinfo=UTC)  # the clock was set back
@@ -187,7 +187,7 @@ def test_nothing_counts_since_a_time_to_come() -> None:
     }
 
 
-def test_what_comes_of_exports_is_counted_and_said_once(
+def test_results_of_exports_are_counted_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = busy()
@@ -245,7 +245,7 @@ def exporting(
     )
 
 
-def test_the_last_state_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exporter_exports_the_last_state_when_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     with Receiver() as receiver:
         exporter = exporting(
             to(receiver.url), dict[tuple[str, str], int](), monkeypatch, interval="1h"
@@ -256,7 +256,7 @@ def test_the_last_state_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(receiver.metrics) == 2
 
 
-def test_certificates_are_read_anew_after_a_failure(
+def test_certificates_are_read_again_after_a_failure(
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = dict[tuple[str, str], int]()
@@ -281,7 +281,7 @@ def sent(url: str, *messages: Message, **fields: Any) -> list[Receipt | SendErro
 
 
 @pytest.mark.parametrize("road", ["http", "grpc"])
-def test_a_record_arrives_through_a_collector_as_it_is(
+def test_record_arrives_unchanged_through_a_collector(
     pair: tuple[Collector, Receiver], road: str
 ) -> None:
     collector, receiver = pair
@@ -323,7 +323,9 @@ def test_a_record_arrives_through_a_collector_as_it_is(
     assert record.span_id == b""
 
 
-def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_of_the_receiver_is_logged_and_no_rejection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with Receiver() as receiver:
         receiver.default = rejecting(0, "this API is old")
 
@@ -333,7 +335,7 @@ def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"success\n", b'{"partialSuccess": {}}'])
-def test_an_answer_that_all_was_accepted_rejects_nothing(body: bytes) -> None:
+def test_answer_without_partial_success_rejects_nothing(body: bytes) -> None:
     assert partial_success(body) == PartialSuccess()
 
 
@@ -348,7 +350,7 @@ def test_an_answer_that_all_was_accepted_rejects_nothing(body: bytes) -> None:
         rejecting(1, "x" * 99).body[:-9],
     ],
 )
-def test_an_answer_that_is_none_of_otlp_takes_nothing(body: bytes) -> None:
+def test_answer_that_is_not_otlp_is_a_temporary_failure(body: bytes) -> None:
     with Receiver() as receiver:
         receiver.default = Say(200, (("Content-Type", "text/html"),), body)
 
@@ -364,7 +366,7 @@ def test_an_answer_that_is_none_of_otlp_takes_nothing(body: bytes) -> None:
     assert len(str(error)) < 1_000
 
 
-def test_a_rejection_is_read_however_long_its_reason_and_what_is_cut_off_takes_nothing() -> None:
+def test_rejection_with_a_long_reason_is_read_up_to_the_bound_of_answers() -> None:
     with Receiver() as web:
         errors = []
         for length in (10, 100_000, MAX_ANSWER):
@@ -393,7 +395,7 @@ def certificates(authority: trustme.CA, directory: Path) -> dict[str, str]:
     return paths
 
 
-def test_a_client_shows_its_certificate_and_trusts_the_given_authority(
+def test_client_shows_its_certificate_and_trusts_the_configured_authority(
     authority: trustme.CA, tmp_path: Path
 ) -> None:
     with Receiver(authority, client_ca=authority) as receiver:
@@ -405,7 +407,9 @@ def test_a_client_shows_its_certificate_and_trusts_the_given_authority(
     assert "CERTIFICATE_VERIFY_FAILED" in str(refused)
 
 
-def test_grpc_does_so_too_and_brings_its_headers(authority: trustme.CA, tmp_path: Path) -> None:
+def test_grpc_client_shows_its_certificate_and_sends_its_headers(
+    authority: trustme.CA, tmp_path: Path
+) -> None:
     with GrpcReceiver(authority) as receiver:
         headers = {"Api-Key": Secret("k-1")}
 
@@ -425,7 +429,7 @@ def test_grpc_does_so_too_and_brings_its_headers(authority: trustme.CA, tmp_path
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "UNAUTHENTICATED"])
-def test_over_grpc_the_reason_is_said_once_and_it_is_tried_again(
+def test_grpc_failure_is_temporary_and_reported_once(
     code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with GrpcReceiver() as receiver:
@@ -442,7 +446,7 @@ def test_over_grpc_the_reason_is_said_once_and_it_is_tried_again(
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
 
 
-def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_certificate_is_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.pem")
 
     (error,) = sent("https://127.0.0.1:9", message(), protocol="grpc", ca_file=missing)
@@ -452,9 +456,7 @@ def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 # a kept one may be closed meanwhile
 @pytest.mark.parametrize(("signal", "connections"), [("metrics", 2), ("logs", 1)])
-def test_a_header_is_read_anew_and_metrics_keep_no_connection(
-    tmp_path: Path, signal: str, connections: int
-) -> None:
+def test_header_file_is_read_for_each_export(tmp_path: Path, signal: str, connections: int) -> None:
     file = tmp_path / "key"
 
     with Receiver() as receiver:
@@ -471,7 +473,7 @@ def test_a_header_is_read_anew_and_metrics_keep_no_connection(
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 @pytest.mark.parametrize("signal", ["metrics", "logs"])
-def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
+def test_sdk_ignores_otlp_variables_for_a_configured_endpoint(
     monkeypatch: pytest.MonkeyPatch, protocol: str, signal: str
 ) -> None:
     values = {
@@ -498,7 +500,7 @@ def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
     assert "for-another" not in headers.values()
 
 
-def test_odd_texts_and_numbers_do_no_harm() -> None:
+def test_unencodable_texts_and_large_numbers_are_replaced() -> None:
     attributes_of = {"odd": "\udcff", "large": 2**70}
     odd = log_record(
         resource_of({"odd": "\udcff"}, {}), at(0), "info", "odd \udcff", attributes_of, ""

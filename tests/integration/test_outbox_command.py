@@ -63,7 +63,7 @@ def done(*words: str) -> str:
     return run.stdout
 
 
-def test_options_may_stand_before_the_ids(tmp_path: Path) -> None:
+def test_outbox_options_may_precede_the_ids(tmp_path: Path) -> None:
     state = str(left(tmp_path, dead("a"), dead("b")))
 
     assert json.loads(done("show", "--state-dir", state, "a"))["error"] == "404"
@@ -85,14 +85,16 @@ def test_options_may_stand_before_the_ids(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_missing_is_said(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_outbox_names_the_missing_argument(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
     run = notbefore("outbox", *words, NOTBEFORE_STATE__DIR=str(left(tmp_path)))
 
     assert run.returncode == 2
     assert said in run.stderr
 
 
-def test_all_leaves_out_what_would_announce_an_event_that_is_over(tmp_path: Path) -> None:
+def test_retry_all_leaves_out_announcements_of_ended_events(tmp_path: Path) -> None:
     lasting = [
         dead(name, kind=kind, expires_with_event=False)
         for name, kind in (("c", "finished"), ("d", "started"))
@@ -110,7 +112,7 @@ def test_all_leaves_out_what_would_announce_an_event_that_is_over(tmp_path: Path
     assert 0 <= Clock().boot_time() + 86_400 - rows(state)["a"].expires < 600, "it has a day"
 
 
-def test_what_could_not_be_written_was_not_done(
+def test_outbox_command_changes_nothing_when_it_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = left(tmp_path, dead("a"))
@@ -125,7 +127,7 @@ def test_what_could_not_be_written_was_not_done(
             ask_owner(state, OutboxRequest("drop", ("a",)), OutboxReply)
 
 
-def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
+def test_deliveries_being_sent_are_left_and_the_reason_is_printed(tmp_path: Path) -> None:
     with closing(Store(tmp_path, Clock())) as store:
         control = ControlSocket(tmp_path, Mock(spec_set=()), store)  # nothing is approved
         control.start()
@@ -155,7 +157,7 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are other permissions on Windows")
-def test_an_ordinary_user_is_told_what_to_do_about_the_state_of_another(tmp_path: Path) -> None:
+def test_missing_permission_for_the_state_directory_is_explained(tmp_path: Path) -> None:
     state = left(tmp_path / "state", dead("a"))
     with pytest.raises(StoreError, match="has `notbefore run` been started here"):
         ask_owner(state / "nowhere", OutboxRequest("show"), OutboxReply)

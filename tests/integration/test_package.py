@@ -48,7 +48,7 @@ def prefix(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("opt") / "notbefore", wheel)
 
 
-def test_wheel_and_source_hold_all_that_is_read_and_the_readme_s_links_lead_somewhere_on_an_index(
+def test_wheel_contains_every_file_of_the_package(
     dist: Path,
 ) -> None:
     (wheel,) = dist.glob("*.whl")
@@ -105,7 +105,7 @@ def is_untouched(destination: Path) -> bool:
     )
 
 
-def test_the_installer_sets_up_the_service_and_keeps_what_is_there(
+def test_installer_sets_up_the_service_and_keeps_the_configuration(
     prefix: Path, destination: Path, install: Install, tmp_path: Path
 ) -> None:
     mine = tmp_path / "mine #&.yml"
@@ -147,7 +147,7 @@ def test_the_installer_sets_up_the_service_and_keeps_what_is_there(
 
 
 @pytest.mark.parametrize("umask", ["000", "077"])
-def test_whatever_umask_root_has_only_root_writes_and_the_service_reads(
+def test_installed_files_have_the_same_modes_under_any_umask(
     prefix: Path, destination: Path, umask: str
 ) -> None:
     script = prefix / "share" / "notbefore" / "fleet" / "install.sh"
@@ -180,7 +180,7 @@ def test_whatever_umask_root_has_only_root_writes_and_the_service_reads(
     } <= modes.keys()
 
 
-def test_the_installer_refuses_a_secret_in_the_configuration_and_says_where_to_move_it(
+def test_installer_refuses_a_secret_in_the_configuration(
     destination: Path, install: Install, tmp_path: Path
 ) -> None:
     mine = tmp_path / "mine.yml"
@@ -212,7 +212,7 @@ def test_the_installer_refuses_a_secret_in_the_configuration_and_says_where_to_m
     assert (destination / "etc" / "notbefore" / "notbefore.yml").stat().st_mode & 0o777 == 0o644
 
 
-def test_the_installer_refuses_a_prefix_with_signs_that_mean_something_to_systemd(
+def test_installer_refuses_a_prefix_with_special_characters_of_systemd(
     prefix: Path, destination: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "50% not"
@@ -225,7 +225,7 @@ def test_the_installer_refuses_a_prefix_with_signs_that_mean_something_to_system
     assert is_untouched(destination)
 
 
-def test_the_installer_removes_the_service_and_keeps_what_is_the_users(
+def test_uninstall_removes_the_service_and_keeps_state_and_configuration(
     destination: Path, install: Install
 ) -> None:
     units = destination / "etc" / "systemd" / "system"

@@ -37,7 +37,7 @@ def sent(pager: PagerDuty, *messages: Message) -> None:
         assert not pager.wrong
 
 
-def test_an_event_is_one_incident_from_its_announcement_to_its_end(pager: PagerDuty) -> None:
+def test_event_is_one_incident_until_it_ends(pager: PagerDuty) -> None:
     later = REBOOT | {"NotBefore": "Sun, 01 Mar 2026 12:45:00 GMT"}
     looks = (REBOOT, later, later | STARTED, None)
     steps = [message(*looks[: number + 1]) for number in range(4)]
@@ -59,7 +59,7 @@ def test_an_event_is_one_incident_from_its_announcement_to_its_end(pager: PagerD
         (REBOOT, REBOOT | {"Resources": [PEER]}),
     ],
 )
-def test_what_is_canceled_gone_or_elsewhere_closes_the_incident(
+def test_incident_is_closed_when_its_event_no_longer_affects_the_vm(
     pager: PagerDuty, looks: tuple[Any, ...]
 ) -> None:
     sent(pager, message(REBOOT), message(*looks))
@@ -67,7 +67,7 @@ def test_what_is_canceled_gone_or_elsewhere_closes_the_incident(
     assert pager.effects == ["opened", "resolved"]
 
 
-def test_an_incident_says_what_is_to_be_known(pager: PagerDuty) -> None:
+def test_incident_has_fields_and_links_of_the_event(pager: PagerDuty) -> None:
     sent(pager, message(REBOOT))
 
     event = pager.steps[0].event
@@ -81,7 +81,7 @@ def test_an_incident_says_what_is_to_be_known(pager: PagerDuty) -> None:
     assert [link["href"] for link in event["links"]] == [LINKS.dashboard, LINKS.runbook]
 
 
-def test_the_longest_event_of_all_is_within_the_limits(pager: PagerDuty) -> None:
+def test_longest_event_stays_within_the_limits_of_pagerduty(pager: PagerDuty) -> None:
     longest = {
         "EventId": "\u0130" * MAX_ID,  # folded, it is longer than a key may be
         "EventType": "\U0001f525" * MAX_WORD,

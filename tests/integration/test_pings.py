@@ -29,7 +29,7 @@ def pinged(url: str, *statuses: PingStatus) -> None:
         found.ping()
 
 
-def test_a_ping_says_that_the_agent_begins_and_is_well_and_fail_that_it_is_not(
+def test_ping_reports_start_success_and_failure(
     peer: HttpPeer,
 ) -> None:
     pinged(f"{peer.url}/uuid?rid=1", BEGINS, BEGINS, WELL, ILL)
@@ -50,7 +50,7 @@ def test_a_ping_says_that_the_agent_begins_and_is_well_and_fail_that_it_is_not(
     )
 
 
-def test_what_does_not_arrive_is_logged_once_and_never_with_the_address(
+def test_failed_pings_are_logged_once_without_the_address(
     peer: HttpPeer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "notbefore")
@@ -76,7 +76,7 @@ def test_what_does_not_arrive_is_logged_once_and_never_with_the_address(
     assert "secret" not in caplog.text
 
 
-def test_nobody_there_and_a_secret_that_cannot_be_read_are_said_as_well(
+def test_refused_connection_and_unreadable_secret_are_logged(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     pinged("http://127.0.0.1:9/secret")
@@ -90,7 +90,7 @@ def test_nobody_there_and_a_secret_that_cannot_be_read_are_said_as_well(
 
 
 @pytest.mark.parametrize("place", [":port/secret", "[/secret"])
-def test_an_address_that_is_none_is_not_shown(
+def test_invalid_ping_url_is_not_logged(
     peer: HttpPeer, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     pinged(f"{peer.url}{place}")

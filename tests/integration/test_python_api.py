@@ -10,7 +10,7 @@ import pytest
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(encoding="utf-8")
 
 
-def test_every_name_that_the_page_lists_can_be_imported() -> None:
+def test_every_name_on_the_page_can_be_imported() -> None:
     found = 0
 
     for line in re.findall(r"^\| (`notbefore\.[^|]+) \|", PAGE, re.MULTILINE):
@@ -23,7 +23,7 @@ def test_every_name_that_the_page_lists_can_be_imported() -> None:
     assert found >= 8
 
 
-def test_the_example_of_the_page_prints_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_on_the_page_prints_a_change(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
     exec(compile(example, "python-api.md", "exec"), {})  # noqa: S102 - our own page

@@ -869,7 +869,7 @@ def checked(directory: Path, *tests: dict[str, Any], rules: Path = RULES, **opti
     promtool("test", "rules", file)
 
 
-def test_promtool_finds_nothing_to_say_of_the_rules() -> None:
+def test_promtool_finds_no_fault_in_the_rules() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
 
 
@@ -902,7 +902,7 @@ def written(case: Case) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("share", range(4))
-def test_alerts(share: int, tmp_path: Path) -> None:
+def test_rules_fire_as_each_case_expects(share: int, tmp_path: Path) -> None:
     tests = [written(case) for case in CASES[share::4]]
     names = [group["name"] for group in GROUPS]
     for interval in ("15s", "60s"):
@@ -913,7 +913,7 @@ def test_alerts(share: int, tmp_path: Path) -> None:
             checked(tmp_path, *some, evaluation_interval=interval, group_eval_order=order)
 
 
-def test_each_alert_is_seen_firing_and_silent() -> None:
+def test_cases_show_each_alert_firing_and_silent() -> None:
     seen = {
         (look.alert, bool(text))
         for _, _, *looks in CASES
@@ -924,7 +924,7 @@ def test_each_alert_is_seen_firing_and_silent() -> None:
     assert seen == {*product(ALERTS, (True, False))}
 
 
-def test_each_alert_says_what_it_is_and_has_its_section_of_the_runbook() -> None:
+def test_alert_has_a_summary_and_its_section_of_the_runbook() -> None:
     sections = re.findall(r"^## (\w+)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE)
 
     assert sections == list(ALERTS)
@@ -943,7 +943,7 @@ def samples(expr: str, second: int, found: dict[str, float]) -> dict[str, Any]:
     return {"expr": expr, "eval_time": f"{second}s", "exp_samples": wanted}
 
 
-def test_the_rules_and_the_sinks_have_one_severity(tmp_path: Path) -> None:
+def test_rules_and_sinks_agree_on_severities(tmp_path: Path) -> None:
     events = []
     severities = dict[str, float]()
     for event_type, ahead, duration in product(
@@ -966,7 +966,7 @@ def test_the_rules_and_the_sinks_have_one_severity(tmp_path: Path) -> None:
     )
 
 
-def test_the_names_of_webdevops_are_recorded_for_those_who_switch(tmp_path: Path) -> None:
+def test_webdevops_rules_record_the_names_of_the_other_exporter(tmp_path: Path) -> None:
     webdevops = RULES.with_name("webdevops.rules.yml")
     wanted = frozenset(
         re.findall(

@@ -40,7 +40,7 @@ def ask(address: str, path: str = PATH) -> Any:
     return msgspec.json.decode(body) if status == 200 else status
 
 
-def test_it_says_how_to_point_an_agent_at_each_of_several_vms() -> None:
+def test_simulate_prints_an_endpoint_for_each_vm() -> None:
     with simulating("--vm", "a_0", "b_1") as (process, address):
         assert process.stdout is not None
 
@@ -52,7 +52,7 @@ def test_it_says_how_to_point_an_agent_at_each_of_several_vms() -> None:
         )
 
 
-def test_each_fault_is_of_one_answer_and_an_event_can_be_canceled() -> None:
+def test_simulate_applies_each_fault_to_one_answer_and_cancels_the_event() -> None:
     words = (
         "--fault",
         "status:599",
@@ -72,7 +72,7 @@ def test_each_fault_is_of_one_answer_and_an_event_can_be_canceled() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_well_on_a_signal(number: signal.Signals) -> None:
+def test_simulate_ends_with_code_0_on_a_signal(number: signal.Signals) -> None:
     with simulating("--scenario", "user-reboot") as (process, _):
         process.send_signal(number)
 
@@ -93,7 +93,7 @@ def test_it_ends_well_on_a_signal(number: signal.Signals) -> None:
         ("--listen", "127.0.0.1:0", "--fault", "status:0"),
     ],
 )
-def test_a_mistake_in_the_words_ends_with_code_2_and_says_what_was_expected(
+def test_simulate_ends_with_code_2_when_an_argument_is_wrong(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:  # as the shell's `exit`
@@ -106,7 +106,9 @@ def test_a_mistake_in_the_words_ends_with_code_2_and_says_what_was_expected(
     assert "expected" in said or "choose from" in said
 
 
-def test_an_address_in_use_ends_with_code_3(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_ends_with_code_3_when_its_address_is_in_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
 

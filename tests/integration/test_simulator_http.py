@@ -50,7 +50,7 @@ def listed(simulator: Simulator, session: requests.Session) -> Any:
         ("/vm/", METADATA, 404),
     ],
 )
-def test_it_is_as_strict_as_imds(
+def test_simulator_refuses_requests_that_imds_refuses(
     simulator: Simulator, path: str, headers: dict[str, str], status: int
 ) -> None:
     assert (
@@ -60,7 +60,7 @@ def test_it_is_as_strict_as_imds(
 
 
 @pytest.mark.parametrize("vm", ["West%4eO_0", "West NO/ü"])
-def test_each_vm_has_an_endpoint_that_knows_its_name(
+def test_endpoint_of_a_vm_returns_its_name(
     simulator: Simulator, session: requests.Session, vm: str
 ) -> None:
     answer = session.get(simulator.endpoint_of(vm) + INSTANCE, timeout=PATIENCE)
@@ -68,7 +68,7 @@ def test_each_vm_has_an_endpoint_that_knows_its_name(
     assert answer.json()["compute"]["name"] == vm
 
 
-def test_an_approved_event_starts_long_before_not_before_whatever_the_case_of_its_id(
+def test_approved_event_starts_early_and_its_id_ignores_case(
     simulator: Simulator, session: requests.Session
 ) -> None:
     event_id = simulator.start("user-reboot", speed=20)
@@ -90,7 +90,7 @@ def test_an_approved_event_starts_long_before_not_before_whatever_the_case_of_it
         b"\xff",
     ],
 )
-def test_a_malformed_start_request_is_a_bad_request_and_approves_nothing(
+def test_malformed_start_request_approves_nothing(
     simulator: Simulator, session: requests.Session, body: bytes
 ) -> None:
     known = simulator.start("user-reboot").encode()
@@ -103,7 +103,7 @@ def test_a_malformed_start_request_is_a_bad_request_and_approves_nothing(
     assert simulator.start_requests == []
 
 
-def test_neither_a_held_client_nor_a_kept_connection_is_answered_or_keeps_a_thread_once_it_closes(
+def test_closed_simulator_leaves_no_thread_and_answers_no_client(
     session: requests.Session,
 ) -> None:
     before = set(threading.enumerate())

@@ -37,7 +37,7 @@ def webhook(peer: HttpPeer, path: str = "/hook", **fields: Any) -> SinkConfig:
     return SinkConfig(webhook=Webhook(url=Secret(peer.url + path), **settings))
 
 
-def test_a_webhook_gets_the_record_signed_and_the_delivery_id(peer: HttpPeer) -> None:
+def test_webhook_gets_a_signed_record_with_the_delivery_id(peer: HttpPeer) -> None:
     one = message()
     sent(webhook(peer, headers={"X-Api-Key": Secret("k")}, secret=Secret("s3cret")), one)
     (request,) = peer.requests
@@ -72,7 +72,7 @@ def test_webhook_sends_the_delivery_id_as_idempotency_key(peer: HttpPeer) -> Non
     assert request.headers["idempotency-key"] == f'"{announced.delivery_id}"'
 
 
-def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_path: Path) -> None:
+def test_webhook_over_tls_requires_both_certificates(authority: trustme.CA, tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     certificate = tmp_path / "client.pem"
     authority.cert_pem.write_to_path(ca_file)
@@ -89,7 +89,7 @@ def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_pat
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_webhook_leads_to_nothing_private_unless_allowed(peer: HttpPeer, host: str) -> None:
+def test_webhook_reaches_no_private_address_by_default(peer: HttpPeer, host: str) -> None:
     url = Secret(f"http://{host}:{peer.port}/")
 
     with pytest.raises(SendError, match="is not a public address") as raised:
@@ -99,7 +99,7 @@ def test_a_webhook_leads_to_nothing_private_unless_allowed(peer: HttpPeer, host:
 
 
 @pytest.mark.parametrize("host", ["inside.example.org", "10.1.2.3"])
-def test_a_proxy_leads_a_webhook_to_nothing_private_either(
+def test_webhook_reaches_no_private_address_through_a_proxy(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with HttpPeer() as peer, serving(tunnel(peer.port)) as (proxy, asked):
@@ -120,7 +120,7 @@ def test_a_proxy_leads_a_webhook_to_nothing_private_either(
         assert asked == []
 
 
-def test_a_name_that_cannot_be_resolved_before_a_proxy_is_tried_again(
+def test_unresolved_host_behind_a_proxy_is_a_temporary_failure(
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -146,7 +146,7 @@ def test_a_name_that_cannot_be_resolved_before_a_proxy_is_tried_again(
         sent(SinkConfig(webhook=Webhook(url=url, allow_private=True)))
 
 
-def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+def test_silent_address_leaves_time_for_the_next_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with HttpPeer() as peer, black_hole(peer.port) as address:
@@ -167,7 +167,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
         assert peer.requests[0].headers["host"] == f"many.example.org:{peer.port}"
 
 
-def test_passwords_of_a_netrc_stay_there(
+def test_sinks_do_not_send_passwords_of_netrc(
     peer: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password mine", encoding="utf-8")
@@ -181,7 +181,7 @@ def test_passwords_of_a_netrc_stay_there(
     assert [one.headers.get("authorization") for one in peer.requests] == [None, "own"]
 
 
-def test_a_header_is_not_replaced_by_the_password_of_an_address(peer: HttpPeer) -> None:
+def test_authorization_header_is_not_replaced_by_a_password_in_the_url(peer: HttpPeer) -> None:
     http = Http(60.0)
     http.post(peer.url.replace("://", "://user:password@"), {"Authorization": "Bearer own"}).check()
 
@@ -191,7 +191,7 @@ def test_a_header_is_not_replaced_by_the_password_of_an_address(peer: HttpPeer) 
 
 
 @pytest.mark.parametrize("level", ["DEBUG", "CRITICAL"])
-def test_the_cause_that_apprise_logs_is_kept_whatever_is_logged(
+def test_apprise_failure_has_its_cause_at_any_log_level(
     peer: HttpPeer, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(level)
@@ -275,7 +275,7 @@ def test_pagerduty_through_apprise_opens_and_closes_one_incident(
         assert not pager.wrong
 
 
-def test_where_apprise_sends_nothing_nothing_is_delivered(
+def test_apprise_delivers_nothing_when_its_service_ignores_the_message(
     peer: HttpPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import apprise.plugins.opsgenie as plugin  # noqa: PLC0415 - half a second
@@ -328,7 +328,7 @@ def test_an_event_is_one_alert_from_its_announcement_to_its_end(peer: HttpPeer) 
     assert missing["endsAt"] > rfc3339(at(20 * 86_400))  # a fleet's VM may be missing for so long
 
 
-def test_whatever_changes_of_an_event_it_stays_one_alert(peer: HttpPeer) -> None:
+def test_alert_keeps_its_labels_when_the_event_changes(peer: HttpPeer) -> None:
     first = {"EventType": "Reboot", "Resources": [ME]}
     changes: list[dict[str, Any]] = [
         {"Resources": ["web_1", ME, "web_2"]},
@@ -348,7 +348,7 @@ def test_whatever_changes_of_an_event_it_stays_one_alert(peer: HttpPeer) -> None
     assert others == [labels] * len(changes)
 
 
-def test_the_severity_is_the_route_s_and_does_not_fall(peer: HttpPeer) -> None:
+def test_alert_keeps_the_severity_of_its_route(peer: HttpPeer) -> None:
     short = {"EventType": "Freeze", "DurationInSeconds": 5}
     longer = short | {"DurationInSeconds": 30}
     (first,) = sent(alertmanager(peer.url), message(short, severity="critical"))
@@ -377,7 +377,7 @@ def test_the_severity_is_the_route_s_and_does_not_fall(peer: HttpPeer) -> None:
     ]
 
 
-def test_one_member_that_accepts_is_enough() -> None:
+def test_alert_is_delivered_when_one_member_accepts() -> None:
     with HttpPeer() as one, HttpPeer() as two:
         two.default = Say(500)
         sent(alertmanager("http://127.0.0.1:9", two.url, one.url))
@@ -408,7 +408,7 @@ def test_one_member_that_accepts_is_enough() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["alertmanager", "webhook"])
-def test_sink_says_who_asks(
+def test_sink_sends_its_authorization(
     peer: HttpPeer, kind: str, fields: dict[str, Any], header: str | None
 ) -> None:
     config = webhook(peer, **fields)
@@ -436,7 +436,7 @@ def python(script: str, **fields: Any) -> SinkConfig:
     return SinkConfig(command=Command(command=(sys.executable, "-c", script), **fields))
 
 
-def test_a_command_gets_the_record_and_plain_variables(
+def test_command_gets_the_record_and_plain_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAGER_TOKEN", "not for commands")
@@ -470,7 +470,7 @@ def test_a_command_gets_the_record_and_plain_variables(
     assert "NOTBEFORE_EVENT_RESOURCES" not in environment  # never half a list of VMs
 
 
-def test_what_azure_says_is_no_command(tmp_path: Path) -> None:
+def test_texts_of_azure_are_not_executed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     evil = f"$(touch {out}); `touch {out}` && touch {out}\0"
 
@@ -479,7 +479,7 @@ def test_what_azure_says_is_no_command(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_a_command_s_last_words_are_the_cause() -> None:
+def test_last_output_of_a_command_is_the_cause_of_its_failure() -> None:
     with pytest.raises(SendError, match=r"exit code 3: x+ no such node"):
         sent(python("import sys; print('x' * 10**6); sys.exit(print('no such node') or 3)"))
     with pytest.raises(SendError, match="signal 9") as raised:
@@ -487,7 +487,7 @@ def test_a_command_s_last_words_are_the_cause() -> None:
     assert not raised.value.permanent  # somebody or something else ended it
 
 
-def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
+def test_command_and_its_children_end_at_the_timeout(tmp_path: Path) -> None:
     out = tmp_path / "pid"
     # a shell starts in less than its time
     command = (
@@ -505,7 +505,7 @@ def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "goes_on"), [(0, True), (75, False)])
-def test_what_a_command_leaves_in_the_background_goes_on_if_it_was_content(
+def test_background_process_survives_a_successful_command(
     tmp_path: Path, code: int, *, goes_on: bool
 ) -> None:
     pid, go, out = (tmp_path / name for name in ("pid", "go", "out"))
@@ -525,7 +525,7 @@ def test_what_a_command_leaves_in_the_background_goes_on_if_it_was_content(
         eventually(out.exists)
 
 
-def test_however_much_a_command_writes_it_fills_no_disk(
+def test_large_output_of_a_command_fills_no_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -540,7 +540,7 @@ def test_however_much_a_command_writes_it_fills_no_disk(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_that_is_not_there_is_refused_for_good() -> None:
+def test_missing_command_is_refused_for_good() -> None:
     with pytest.raises(SendError, match="No such file") as raised:
         sent(SinkConfig(command=Command(command=("/no/such/command",))))
     assert raised.value.permanent
@@ -556,7 +556,7 @@ def test_apprise_sends_as_fast_as_the_receiver_takes_it(peer: HttpPeer) -> None:
     assert time.monotonic() - begun < 20  # its own pauses would be 5.5 s each
 
 
-def test_of_a_command_whose_time_is_over_before_it_reads_nothing_stays_open(
+def test_command_that_reads_nothing_until_its_timeout_leaves_no_pipe_open(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     for timeout in (0.0, 0.3):

@@ -301,7 +301,7 @@ def failure(sink: Sink) -> SendError:
     return raised.value
 
 
-def test_what_is_sent_names_the_event_marks_an_exercise_and_opens_no_line(
+def test_message_names_its_event_marks_exercises_and_adds_no_header(
     receiver: Receiver,
 ) -> None:
     evil = {"Description": "<!channel> @here\r\nBcc: eve@example.org\r\n\r\n<script>"}
@@ -318,7 +318,7 @@ def test_what_is_sent_names_the_event_marks_an_exercise_and_opens_no_line(
     assert [b"[EXERCISE]" in body for body in got] == [False, False, True]
 
 
-def test_a_failure_says_whether_it_is_for_good_and_contains_no_secret(receiver: Receiver) -> None:
+def test_failure_is_temporary_or_permanent_and_contains_no_secret(receiver: Receiver) -> None:
     redact = Redactor(secret.reveal() for secret in secrets_in(receiver.config.settings).values())
     down = failure(sink_of(receiver.down))
     receiver.fails()
@@ -335,7 +335,7 @@ def test_a_failure_says_whether_it_is_for_good_and_contains_no_secret(receiver: 
         assert CANARY not in redact(str(error))
 
 
-def test_a_status_says_whether_it_is_tried_again(http: HttpReceiver) -> None:
+def test_status_decides_whether_a_failure_is_permanent(http: HttpReceiver) -> None:
     passing = (401, 403, 404, 408, 425, 429, 500, 503)
     final = (301, 302, 307, 400, 410, 413, 422)
     elsewhere = (("Location", http.peer.url + "/elsewhere"),)
@@ -351,7 +351,7 @@ def test_a_status_says_whether_it_is_tried_again(http: HttpReceiver) -> None:
     assert len(http.got()) == len(found)  # no redirect was followed
 
 
-def test_a_receiver_that_does_not_answer_in_time_is_to_be_tried_again(http: HttpReceiver) -> None:
+def test_receiver_that_answers_too_late_is_a_temporary_failure(http: HttpReceiver) -> None:
     # one that drips holds apprise: the courier gives it up
     http.peer.default = Say(how="hang" if http.config.kind == "apprise" else "drip")
 
@@ -360,7 +360,7 @@ def test_a_receiver_that_does_not_answer_in_time_is_to_be_tried_again(http: Http
     assert not failure(sink_of(SinkConfig(**{http.config.kind: settings}))).permanent
 
 
-def test_the_pause_that_was_asked_for_is_passed_on(http: HttpReceiver) -> None:
+def test_retry_after_of_the_receiver_is_passed_on(http: HttpReceiver) -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
     http.peer.answers.extend(Say(503, (("Retry-After", value),)) for value in ("17", later, "soon"))
     asked = [failure(sink_of(http.config)).retry_after for _ in range(3)]
@@ -409,7 +409,7 @@ def test_any_success_that_is_no_web_page_accepts(
 
 
 @pytest.mark.parametrize("status", [200, 302])
-def test_an_endless_answer_is_not_read_to_its_end(http: HttpReceiver, status: int) -> None:
+def test_endless_answer_is_not_read_to_its_end(http: HttpReceiver, status: int) -> None:
     http.peer.default = Say(status, (("Location", "/elsewhere"),), b"x" * 30_000_000)
     has_form = http.config.kind == "otlp_logs" or isinstance(http, SlackBotReceiver)
 

@@ -29,7 +29,7 @@ def hook(server: HttpPeer, **fields: Any) -> SinkConfig:
     return SinkConfig(slack=Slack(url=Secret(f"{server.url}/services/T0/B0/x"), **fields))
 
 
-def test_each_step_is_a_message(slack: SlackServer) -> None:
+def test_each_step_of_an_event_is_a_message(slack: SlackServer) -> None:
     steps = (
         message(REBOOT),
         message(REBOOT, REBOOT | STARTED),
@@ -54,7 +54,7 @@ def test_each_step_is_a_message(slack: SlackServer) -> None:
         assert content["text"] == title
 
 
-def test_times_stand_in_the_reader_s_zone_and_in_utc(slack: SlackServer) -> None:
+def test_message_has_times_in_the_readers_zone_and_in_utc(slack: SlackServer) -> None:
     sent(hook(slack))
 
     shown = json.dumps(slack.messages[0]["attachments"])
@@ -82,7 +82,7 @@ def test_any_success_accepts_a_message(peer: HttpPeer, body: bytes) -> None:
     assert len(peer.requests) == 1
 
 
-def test_what_azure_says_mentions_nobody(slack: SlackServer) -> None:
+def test_texts_of_azure_mention_no_one(slack: SlackServer) -> None:
     evil = {
         "Description": "<!channel> <@U1> & <https://evil.example|click>",
         "EventType": "<!here>",
@@ -106,7 +106,7 @@ MANY = st.lists(st.text(min_size=1, max_size=80), max_size=60)
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
 )
 @given(st.text(max_size=9_000), MANY, st.text(max_size=400))
-def test_slack_takes_whatever_azure_says(
+def test_slack_accepts_any_text_of_azure(
     slack: SlackServer, description: str, names: list[str], event_type: str
 ) -> None:
     look = {

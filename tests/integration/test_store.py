@@ -72,7 +72,7 @@ def events(store: Store) -> list[str]:
     return [row.event_key for row in rows_of(store)]
 
 
-def test_only_what_is_news_is_written_again(tmp_path: Path) -> None:
+def test_unchanged_state_is_not_written_again(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         write(store)
         store.commit(ME)
@@ -82,7 +82,7 @@ def test_only_what_is_news_is_written_again(tmp_path: Path) -> None:
         assert store.disk.wait_written(0)
 
 
-def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path: Path) -> None:
+def test_delivery_is_given_out_once_it_is_written(tmp_path: Path) -> None:
     calls: list[int] = []
     clock = SteppedClock()
     with store_in(tmp_path, clock, to_deliver=lambda: calls.append(1)) as store:
@@ -101,7 +101,7 @@ def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path:
         assert len(calls) == 2
 
 
-def test_what_failed_is_tried_again_after_a_pause_that_is_diced(tmp_path: Path) -> None:
+def test_failed_delivery_is_due_again_after_a_random_pause(tmp_path: Path) -> None:
     clock = SteppedClock()
 
     with store_in(tmp_path, clock) as store:
@@ -114,7 +114,7 @@ def test_what_failed_is_tried_again_after_a_pause_that_is_diced(tmp_path: Path) 
     assert 0.0 <= pauses[0] < 0.5 < pauses[-1] <= 1.0
 
 
-def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> None:
+def test_delivery_waits_at_most_a_second_for_a_sick_disk(tmp_path: Path) -> None:
     clock = SteppedClock()
 
     with store_in(tmp_path, clock) as store:
@@ -148,7 +148,7 @@ def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "how", ["deleted", "replaced", "overwritten", "truncated", "emptied", "directory"]
 )
-def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: str) -> None:
+def test_replaced_or_damaged_file_is_written_again(tmp_path: Path, how: str) -> None:
     path = tmp_path / "state" / FILE_NAME
     with store_in(path.parent) as store:
         write(store, stored(1, delivery("e1")))
@@ -176,7 +176,7 @@ def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: s
 @pytest.mark.parametrize(
     "harm", [Path.unlink, lambda path: os.truncate(path, 0), lambda path: path.write_bytes(b"?")]
 )
-def test_a_file_that_is_changed_while_nothing_happens_is_noticed(
+def test_change_of_the_file_is_noticed_when_nothing_else_happens(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -196,7 +196,7 @@ def test_a_file_that_is_changed_while_nothing_happens_is_noticed(
         assert store.state == ME
 
 
-def test_a_damaged_file_is_set_aside_at_the_start_and_read_as_far_as_it_goes(
+def test_damaged_file_is_set_aside_at_the_start_and_its_readable_rows_are_kept(
     tmp_path: Path,
 ) -> None:
     with store_in(tmp_path) as store:
@@ -220,7 +220,7 @@ def test_a_damaged_file_is_set_aside_at_the_start_and_read_as_far_as_it_goes(
         assert len(events(store)) == kept
 
 
-def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path) -> None:
+def test_unreadable_row_is_left_out(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         write(store, stored(1, delivery("e1"), delivery("e2")))
         first, _ = rows_of(store)
@@ -234,7 +234,7 @@ def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path) -> None:
             settle(store)
 
 
-def test_a_file_of_an_older_schema_is_set_aside_and_one_of_a_newer_is_refused(
+def test_file_of_a_newer_schema_is_refused(
     tmp_path: Path,
 ) -> None:
     for version in (1, 99):
@@ -250,7 +250,7 @@ def test_a_file_of_an_older_schema_is_set_aside_and_one_of_a_newer_is_refused(
         Store(tmp_path, Clock())
 
 
-def test_a_directory_may_be_a_link_as_that_of_a_dynamic_user_is(tmp_path: Path) -> None:
+def test_state_directory_may_be_a_symbolic_link(tmp_path: Path) -> None:
     place = tmp_path / "private"
     place.mkdir(mode=0o700)
     link = tmp_path / "notbefore"
@@ -278,7 +278,7 @@ def test_history_says_what_it_lacks_when_the_disk_hangs(
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o400, 0o644])
-def test_a_file_of_ours_can_be_read_and_written_by_us_alone(tmp_path: Path, mode: int) -> None:
+def test_state_file_gets_private_permissions(tmp_path: Path, mode: int) -> None:
     with store_in(tmp_path) as store:
         write(store)
     store.path.chmod(mode)
@@ -289,7 +289,7 @@ def test_a_file_of_ours_can_be_read_and_written_by_us_alone(tmp_path: Path, mode
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
 
 
-def test_records_and_deliveries_that_are_too_many_are_counted_in_the_log(
+def test_records_beyond_the_limit_are_counted_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("notbefore.store.store.MAX_RECORDS", 3)
@@ -334,7 +334,7 @@ def test_full_outbox_makes_room_once_a_step(
     ]
 
 
-def test_a_file_that_another_process_locks_is_waited_for_at_the_start(tmp_path: Path) -> None:
+def test_start_waits_for_a_file_that_another_process_locks(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         write(store, stored(1, delivery("e1")))
     with closing(
@@ -347,7 +347,7 @@ def test_a_file_that_another_process_locks_is_waited_for_at_the_start(tmp_path: 
             assert events(store) == ["e1"]
 
 
-def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
+def test_file_that_was_unreadable_at_the_start_is_kept_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with store_in(tmp_path) as store:
@@ -376,7 +376,7 @@ def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
         assert db.execute("SELECT count(*) FROM rows WHERE kind = 'state'").fetchone() != (0,)
 
 
-def test_after_a_reader_has_failed_everything_is_written_again(tmp_path: Path) -> None:
+def test_file_is_written_again_after_a_reader_failed(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         write(store)
         with SickDisk(store):
@@ -388,7 +388,7 @@ def test_after_a_reader_has_failed_everything_is_written_again(tmp_path: Path) -
         assert read_state(tmp_path, "vm")
 
 
-def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(
+def test_call_that_a_hanging_disk_did_not_begin_in_time_is_never_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = threading.Event()
@@ -423,7 +423,7 @@ def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(
     assert done == ["afterwards"]
 
 
-def test_a_freeze_beyond_the_deadline_leaves_the_disk_time_to_answer(
+def test_disk_has_time_to_answer_after_a_freeze_beyond_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with store_in(tmp_path) as store, monkeypatch.context() as patched:
@@ -436,7 +436,7 @@ def test_a_freeze_beyond_the_deadline_leaves_the_disk_time_to_answer(
         assert store.disk.do(lambda: threading.Event().wait(0.1), 20) is False
 
 
-def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_before(
+def test_downtime_shortens_deliveries_once_when_imds_tells_the_time(
     tmp_path: Path,
 ) -> None:
     clock = SteppedClock()
@@ -471,7 +471,7 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
             assert row.expires - after.boot_time() == pytest.approx(left)
 
 
-def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: Path) -> None:
+def test_age_of_waiting_deliveries_ignores_the_wall_clock(tmp_path: Path) -> None:
     clock = SteppedClock()
     with store_in(tmp_path, clock) as store:
         store.put([delivery(created=clock.time(), due=clock.time(), expires=1e12)])
@@ -497,7 +497,7 @@ def test_history_is_within_its_bytes_after_each_hundred_changes(
             assert 0 < len(records) * len(records[0]) <= 4_000
 
 
-def test_the_history_and_each_answer_are_bounded_in_bytes(
+def test_history_and_each_answer_are_bounded_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("notbefore.store.file.HISTORY_BYTES", 4_000)
@@ -521,7 +521,7 @@ def test_the_history_and_each_answer_are_bounded_in_bytes(
         assert store.history(None, 100, 1) == HistoryRecords(whole[-1:], was_cut=True)
 
 
-def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_bad_disk_is_kept(
+def test_damaged_page_is_noticed_when_only_a_reader_finds_it(
     tmp_path: Path,
 ) -> None:
     with store_in(tmp_path) as store:
@@ -544,7 +544,7 @@ def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_ba
         assert store.disk.file.damaged == 0
 
 
-def test_a_directory_that_cannot_be_locked_is_not_said_to_be_anothers(
+def test_failed_lock_of_the_directory_is_reported_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(*_: object) -> None:
@@ -558,7 +558,7 @@ def test_a_directory_that_cannot_be_locked_is_not_said_to_be_anothers(
         assert store.disk.degraded is None
 
 
-def test_what_waits_for_a_sink_that_is_configured_no_more_leaves_it_also_from_a_courier(
+def test_deliveries_of_a_removed_sink_move_when_their_courier_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with store_in(tmp_path) as store:

@@ -76,9 +76,7 @@ def delivered(couriers: Supervisor, owner: Owner, one: str) -> None:
 
 
 @pytest.mark.alone
-def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_when_the_agent_stops(
-    tmp_path: Path, owner: Owner
-) -> None:
+def test_courier_delivers_whenever_it_is_woken(tmp_path: Path, owner: Owner) -> None:
     got = tmp_path / "got"
     couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner)
 
@@ -114,7 +112,7 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
     assert couriers.trouble == ""
 
 
-def test_what_is_due_when_the_agent_stops_is_sent_first(
+def test_due_deliveries_are_sent_before_the_agent_stops(
     tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "STOP_SECONDS", PATIENCE)
@@ -129,7 +127,7 @@ def test_what_is_due_when_the_agent_stops_is_sent_first(
     assert got.read_text() == "\n\n\n"
 
 
-def test_nothing_due_starts_nothing(owner: Owner) -> None:
+def test_courier_is_not_started_before_a_delivery_is_due(owner: Owner) -> None:
     couriers = Supervisor(Orders(), owner)
     owner.add("later", due=time.time() + 30.0)
     couriers.tick()
@@ -146,9 +144,7 @@ def test_nothing_due_starts_nothing(owner: Owner) -> None:
     assert couriers.watched == ([], [])
 
 
-def test_a_courier_that_has_nothing_to_do_leaves(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start
-) -> None:
+def test_idle_courier_ends(owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
     couriers = start(Orders(sinks(hook="true")))
     delivered(couriers, owner, "a")
     with monkeypatch.context() as patched:  # not before: a start may take longer
@@ -162,9 +158,7 @@ def test_a_courier_that_has_nothing_to_do_leaves(
     assert couriers.figures.starts == CourierFigures().starts | {"due": 2}
 
 
-def test_a_courier_with_other_orders_takes_the_place_of_the_one_that_runs(
-    tmp_path: Path, owner: Owner, start: Start
-) -> None:
+def test_reload_replaces_the_courier(tmp_path: Path, owner: Owner, start: Start) -> None:
     couriers = start(Orders(sinks(hook=f"echo old >> {tmp_path}/got")))
     delivered(couriers, owner, "a")
     couriers.reconfigure(Orders(sinks(hook=f"echo new >> {tmp_path}/got")))
@@ -310,7 +304,7 @@ def test_reloads_while_commands_run_start_few_couriers(
     assert sum(couriers.figures.starts.values()) == supervisor.MOST_COURIERS + 1
 
 
-def test_a_slow_receiver_is_not_taken_for_nothing_to_do(
+def test_courier_does_not_end_while_a_receiver_is_slow(
     owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
     class Slow(HttpPeer):
@@ -332,7 +326,7 @@ def test_a_slow_receiver_is_not_taken_for_nothing_to_do(
 # ---- trouble
 
 
-def test_a_courier_that_cannot_be_started_is_tried_again_later(
+def test_failed_start_of_a_courier_is_repeated_after_growing_pauses(
     tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     couriers = Supervisor(Orders(), owner)
@@ -358,7 +352,7 @@ def test_a_courier_that_cannot_be_started_is_tried_again_later(
     couriers.stop(AT_ONCE)
 
 
-def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
+def test_dead_courier_is_replaced_and_its_deliveries_are_due_again(
     owner: Owner, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     couriers = start(Orders(sinks(hook="sleep 60", well="true")))
@@ -379,7 +373,7 @@ def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
     assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "crashed": 3}
 
 
-def test_what_may_run_once_is_dead_when_its_courier_ends(
+def test_delivery_that_may_run_once_is_dead_when_its_courier_dies(
     owner: Owner, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     couriers = start(Orders(sinks(hook="sleep 60")))
@@ -395,7 +389,7 @@ def test_what_may_run_once_is_dead_when_its_courier_ends(
     assert f"sink hook: `announced` of event e-a: {row.error}" in caplog.messages
 
 
-def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
+def test_hanging_courier_is_killed_and_replaced(
     owner: Owner, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "notbefore")
@@ -416,7 +410,7 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     serve([couriers], lambda: len(owner.given) == 2)
 
 
-def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
+def test_courier_that_reads_nothing_does_not_block_the_agent(start: Start) -> None:
     class Stopping(Owner):
         def exchange(
             self, results: Iterable[SendResult], limits: Mapping[str, int]
@@ -442,7 +436,7 @@ def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
     serve([couriers], lambda: not owner.rows)
 
 
-def test_a_courier_ends_with_its_agent_though_it_is_stopped(tmp_path: Path) -> None:
+def test_stopped_courier_ends_with_its_agent(tmp_path: Path) -> None:
     agent = """
 import os, signal, sys, time
 from notbefore.courier.courier_process import CourierProcess, environment
@@ -469,7 +463,7 @@ time.sleep(60)
     eventually(lambda: has_ended(courier))
 
 
-def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
+def test_courier_holds_the_lock_of_its_agent_and_its_commands_do_not(
     tmp_path: Path, owner: Owner, start: Start
 ) -> None:
     lock = os.open(tmp_path, os.O_RDONLY)
@@ -495,7 +489,7 @@ def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
     lock = os.open(tmp_path, os.O_RDONLY)
 
 
-def test_a_courier_is_given_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_courier_gets_no_secrets_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     names = (
         "OTEL_EXPORTER_OTLP_HEADERS",
         "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
@@ -693,7 +687,9 @@ def test_package_with_a_reused_inode_is_noticed(installed: Path, start: Start) -
     assert file.stat().st_ino == inode
 
 
-def test_half_an_installation_is_waited_for(installed: Path, owner: Owner, start: Start) -> None:
+def test_courier_waits_for_an_incomplete_installation(
+    installed: Path, owner: Owner, start: Start
+) -> None:
     couriers = start(Orders())
     here = installed.readlink()
     another(
@@ -716,7 +712,7 @@ def test_half_an_installation_is_waited_for(installed: Path, owner: Owner, start
 
 
 @pytest.mark.parametrize("kind", ["command", "telepathy"])
-def test_courier_for_another_version_says_its_own_and_ends(kind: str) -> None:
+def test_courier_of_another_version_names_its_own_and_ends(kind: str) -> None:
     orders = {
         "version": "0.0.1",
         "sinks": {"a": {kind: {"command": ["true"]}}},

@@ -46,7 +46,7 @@ def failing(real: Any, times: int) -> Mock:
     return Mock(wraps=real, side_effect=chain(repeat(MISTAKE, times), repeat(DEFAULT)))
 
 
-def test_what_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
+def test_answer_that_met_an_unforeseen_error_is_processed_at_the_next_poll(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tracker, "parse", failing(parse, 3))
@@ -73,7 +73,7 @@ def test_what_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
     ] == [True] * 2
 
 
-def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restarted(
+def test_agent_ends_with_code_1_when_polling_always_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "broken"
@@ -98,7 +98,7 @@ def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restar
     assert f"poll failed {MAX_IN_A_ROW} times in a row" in agent.log
 
 
-def test_vital_work_that_fails_again_and_again_with_no_success_between_is_given_up() -> None:
+def test_vital_work_is_given_up_after_failures_without_a_success() -> None:
     ended: list[bool] = []
     errors = ThreadGuard(lambda: ended.append(True))
     fails = Mock(side_effect=MISTAKE)
@@ -114,7 +114,7 @@ def test_vital_work_that_fails_again_and_again_with_no_success_between_is_given_
 
 
 @pytest.mark.parametrize(("name", "ends"), [("stdout", True), ("http-scrape-1", False)])
-def test_a_thread_that_an_exception_ends_is_logged_and_counted(
+def test_thread_ended_by_an_exception_is_logged_and_counted(
     name: str, ends: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors = ThreadGuard()

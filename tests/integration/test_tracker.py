@@ -146,7 +146,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     found.die()
 
 
-def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last(
+def test_last_answer_is_known_after_a_kill_with_an_unchanged_list(
     agents: Agents,
 ) -> None:
     agents.sees_each([], [OTHERS])
@@ -173,7 +173,7 @@ def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last
         (None, Vm(name=ME), True),  # nothing says that it was another one's
     ],
 )
-def test_the_same_vm_is_known_by_its_id_and_else_by_its_name(
+def test_vm_is_recognized_by_its_id_or_else_its_name(
     tmp_path: Path, before: Vm | None, after: Vm, *, own: bool
 ) -> None:
     clock = SteppedClock()
@@ -195,7 +195,7 @@ def test_the_same_vm_is_known_by_its_id_and_else_by_its_name(
 @pytest.mark.parametrize(
     ("vm_id", "kinds"), [("0-1", ["announced", "finished", "ended"]), ("0-7", ["announced"])]
 )
-def test_after_a_boot_nothing_is_compared_until_it_is_known_which_vm_this_is(
+def test_first_comparison_after_a_boot_waits_for_the_identity_of_the_vm(
     agents: Agents, caplog: pytest.LogCaptureFixture, vm_id: str, kinds: list[str]
 ) -> None:
     agents.identify(Vm(name=ME, vm_id="0-1"))
@@ -221,7 +221,7 @@ def test_after_a_boot_nothing_is_compared_until_it_is_known_which_vm_this_is(
     assert len(set(ids)) == len(ids)
 
 
-def test_the_first_comparison_waits_ten_seconds_for_the_name_at_most(agents: Agents) -> None:
+def test_first_comparison_waits_at_most_ten_seconds_for_the_name(agents: Agents) -> None:
     agents.sees_each([], [MINE, OTHERS])
     agents.restart(60, "second", vm=None)
     reported = len(agents.said)
@@ -235,7 +235,7 @@ def test_the_first_comparison_waits_ten_seconds_for_the_name_at_most(agents: Age
     assert agents.last("change", "reason", event_id="other") == ("ended", "machine_rebooted")
 
 
-def test_where_imds_never_names_the_vm_its_memory_is_its_own(
+def test_state_is_kept_when_imds_never_names_the_vm(
     agents: Agents, caplog: pytest.LogCaptureFixture
 ) -> None:
     for boot in ("second", "third"):
@@ -254,7 +254,7 @@ def test_where_imds_never_names_the_vm_its_memory_is_its_own(
     assert "another VM's" not in caplog.text
 
 
-def test_over_a_reboot_the_interruption_ends_with_the_first_beat_and_not_with_the_first_answer(
+def test_interruption_by_a_reboot_ends_with_the_first_beat(
     agents: Agents,
 ) -> None:
     agents.sees_each([], [MINE], [BEGUN])
@@ -273,7 +273,7 @@ def test_over_a_reboot_the_interruption_ends_with_the_first_beat_and_not_with_th
 
 
 @pytest.mark.parametrize(("in_order", "interruption"), [(True, 40.0), (False, None)])
-def test_of_an_event_that_had_not_begun_the_last_beat_is_known_where_the_agent_was_stopped_in_order(
+def test_interruption_by_a_reboot_is_known_when_the_agent_was_stopped_in_order(
     agents: Agents, interruption: float | None, *, in_order: bool
 ) -> None:
     agents.sees_each([], [MINE])
@@ -285,7 +285,7 @@ def test_of_an_event_that_had_not_begun_the_last_beat_is_known_where_the_agent_w
     assert agents.last("change", "interruption_seconds") == ("finished", interruption)
 
 
-def test_over_two_boots_without_an_answer_in_between_no_interruption_is_given(
+def test_interruption_is_unknown_after_two_boots_without_an_answer(
     agents: Agents,
 ) -> None:
     agents.sees_each([], [MINE], [BEGUN])
@@ -317,7 +317,7 @@ def test_over_two_boots_without_an_answer_in_between_no_interruption_is_given(
         (4, True, 5.0, "finished"),
     ],
 )
-def test_a_reboot_proves_an_event_that_was_due_when_the_machine_went_down(
+def test_reboot_finishes_an_event_that_was_due_when_the_machine_went_down(
     agents: Agents, seconds: int, uptime: float, outcome: str, *, in_order: bool
 ) -> None:
     agents.sees()
@@ -334,7 +334,7 @@ def test_a_reboot_proves_an_event_that_was_due_when_the_machine_went_down(
     assert agents.last("change", "reason", "outcome") == ("ended", "machine_rebooted", outcome)
 
 
-def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_another_vms(
+def test_reminder_is_removed_when_the_event_proves_to_be_another_vms(
     agents: Agents,
 ) -> None:
     agents.restart(0, "second", vm=None)
@@ -388,7 +388,7 @@ def given(store: Store, *results: SendResult, **room: int) -> Sequence[Delivery]
     ],
     ids=["trouble", "elsewhere", "wall", "booted"],
 )
-def test_what_is_known_is_old_until_imds_has_answered_again(
+def test_known_event_is_uncertain_until_imds_has_answered_again(
     agents: Agents, make_old: Callable[[Agents], None]
 ) -> None:
     agents.sees(MINE)
@@ -406,7 +406,7 @@ def test_what_is_known_is_old_until_imds_has_answered_again(
 # ---- a restart
 
 
-def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Agents) -> None:
+def test_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Agents) -> None:
     agents.clock.go(15 * 60 - 10)
     agents.sees_each([], [MINE])
     agents.restart(0)
@@ -421,7 +421,7 @@ def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Age
     assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(30.9))
 
 
-def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_until_it_is_over(
+def test_freeze_meter_runs_from_shortly_before_an_event_until_it_ends(
     agents: Agents,
 ) -> None:
     agents.sees_each([], [OTHERS, MINE])
@@ -442,7 +442,7 @@ def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_un
 @pytest.mark.parametrize(
     ("booted", "wall_lag", "lag"), [(30, 30.0, 30.0), (0, 30.0, 0.0), (30, 0.0, 30.0)]
 )
-def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_clock(
+def test_interruption_of_an_early_start_is_the_lateness_of_the_beat(
     agents: Agents, booted: float, wall_lag: float, lag: float
 ) -> None:
     agents.sees_each([], [MINE])
@@ -458,7 +458,7 @@ def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_
     assert agents.last("change", "interruption_seconds") == ("finished", 30.0)
 
 
-def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Agents) -> None:
+def test_first_answer_is_written_when_nothing_changed(agents: Agents) -> None:
     """Else the agent that stopped in order would seem to be the last one that ran."""
     agents.sees_each([], [MINE])
     agents.restart(60, in_order=True)
@@ -478,7 +478,7 @@ def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Age
 # ---- what is counted and logged
 
 
-def test_each_poll_is_counted_once_by_its_result(agents: Agents) -> None:
+def test_poll_is_counted_once_by_its_result(agents: Agents) -> None:
     agents.sees(MINE)
     agents.now.tracker.handle(Poll(0.25, 0.02))
 
@@ -498,7 +498,7 @@ FLAWED = {**MINE, "NotBefore": "soon"}
 UNREADABLE = {**MINE, "EventId": "broken", "EventType": 7}
 
 
-def test_what_cannot_be_read_is_counted_and_logged_once_a_document(
+def test_unreadable_events_are_counted_and_logged_once_a_document(
     agents: Agents, caplog: pytest.LogCaptureFixture
 ) -> None:
     agents.sees(FLAWED, UNREADABLE, {"EventType": "Freeze"})
@@ -523,7 +523,7 @@ def test_what_cannot_be_read_is_counted_and_logged_once_a_document(
     assert agents.now.known.unreadable == 0
 
 
-def test_a_document_that_is_none_leaves_what_is_known_of_the_last_one(agents: Agents) -> None:
+def test_rejected_document_leaves_the_events_of_the_last_one(agents: Agents) -> None:
     agents.sees(FLAWED)
     agents.now.tracker.handle(Poll(0.0, 0.01, body=b"garbage"))
 
@@ -536,7 +536,7 @@ def test_a_document_that_is_none_leaves_what_is_known_of_the_last_one(agents: Ag
     assert agents.now.known.poll.figures.documents_rejected["not_json"] == 1
 
 
-def test_each_kind_of_failure_is_logged_once_and_its_end_as_well(
+def test_each_kind_of_failure_and_the_recovery_are_logged_once(
     agents: Agents, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -560,7 +560,7 @@ def test_each_kind_of_failure_is_logged_once_and_its_end_as_well(
 # ---- who this VM is
 
 
-def test_the_name_of_imds_goes_before_the_configured_one(
+def test_name_from_imds_replaces_the_configured_name(
     agents: Agents, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -582,7 +582,7 @@ def test_the_name_of_imds_goes_before_the_configured_one(
     assert names == [f"this VM is {PEER}", f"this VM is {ME}"]
 
 
-def test_what_was_another_vms_all_along_keeps_its_repetitions(agents: Agents) -> None:
+def test_event_of_another_vm_keeps_its_repetitions_when_this_vm_is_renamed(agents: Agents) -> None:
     agents.routes("chat", announce_by="all")
     agents.sees(OTHERS)
     (one,) = given(agents.now.store, chat=1)
@@ -596,7 +596,7 @@ def test_what_was_another_vms_all_along_keeps_its_repetitions(agents: Agents) ->
 # ---- who is called, and what is promised then
 
 
-def test_the_listeners_are_called_after_a_change(agents: Agents) -> None:
+def test_listeners_are_called_after_a_change(agents: Agents) -> None:
     agents.sees()
     assert agents.now.changes == 0
     assert agents.now.deliveries == 0
@@ -620,7 +620,7 @@ def test_the_listeners_are_called_after_a_change(agents: Agents) -> None:
     assert agents.now.deliveries == 2  # once more: what waited for the disk
 
 
-def test_an_answer_is_published_with_the_state_that_it_led_to(agents: Agents) -> None:
+def test_answer_is_published_together_with_its_state(agents: Agents) -> None:
     """Whoever sees an answer may count on it that what it said is known.
 
     Nobody waits for the disk.
@@ -632,7 +632,7 @@ def test_an_answer_is_published_with_the_state_that_it_led_to(agents: Agents) ->
         assert set(agents.now.known.state.tracked.events) == {ID.casefold()}
 
 
-def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agents: Agents) -> None:
+def test_two_threads_write_each_record_once(agents: Agents) -> None:
     agents.sees(MINE)
     one = agents.now.listed.events[ID.casefold()]
 
@@ -669,7 +669,7 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
     ) == sorted(said)
 
 
-def test_an_unchanged_answer_before_any_document_claims_nothing(agents: Agents) -> None:
+def test_unchanged_answer_after_a_restart_reports_nothing(agents: Agents) -> None:
     agents.sees(BEGUN)
     agents.restart(0)
 
@@ -685,7 +685,7 @@ def test_an_unchanged_answer_before_any_document_claims_nothing(agents: Agents) 
 @pytest.mark.parametrize(
     "spoilt", [{**MINE, "EventStatus": 7}, {**MINE, "EventId": 7}], ids=["status", "id"]
 )
-def test_a_time_in_which_an_event_cannot_be_read_counts_also_while_the_answer_stays_the_same(
+def test_event_ends_as_unknown_when_it_was_unreadable_in_an_unchanged_answer(
     agents: Agents, spoilt: dict[str, Any]
 ) -> None:
     agents.sees()
@@ -703,7 +703,7 @@ def test_a_time_in_which_an_event_cannot_be_read_counts_also_while_the_answer_st
 
 
 @pytest.mark.parametrize(("listed", "scope"), [(2_001, "unknown"), (2_000, "self")])
-def test_a_vm_beyond_the_resources_that_are_read_may_be_affected(
+def test_scope_is_unknown_when_the_vm_is_beyond_the_resources_that_are_read(
     agents: Agents, listed: int, scope: str
 ) -> None:
     agents.sees_each(
@@ -716,7 +716,7 @@ def test_a_vm_beyond_the_resources_that_are_read_may_be_affected(
     )
 
 
-def test_a_not_before_that_a_started_event_still_lists_changes_no_notice(agents: Agents) -> None:
+def test_not_before_of_a_started_event_changes_no_notice(agents: Agents) -> None:
     agents.sees_each(
         [],
         [{**MINE, "NotBefore": "Sun, 01 Mar 2026 12:00:32 GMT"}],
@@ -726,7 +726,7 @@ def test_a_not_before_that_a_started_event_still_lists_changes_no_notice(agents:
     assert agents.last("change", "notice_seconds") == ("started", 30.0)
 
 
-def test_how_many_polls_were_missed_depends_on_the_interval(agents: Agents) -> None:
+def test_missed_polls_are_counted_by_the_interval(agents: Agents) -> None:
     agents.now.tracker.use("http://imds", "2020-07-01", 2.0)
     agents.sees_each([], [{**OTHERS, "NotBefore": None}])
     agents.clock.go(7)
@@ -737,7 +737,7 @@ def test_how_many_polls_were_missed_depends_on_the_interval(agents: Agents) -> N
     assert agents.last("change", "reason", event_id="other") == ("canceled", "gone_before_start")
 
 
-def test_a_moved_disk_is_known_to_be_moved_also_after_a_boot_without_an_answer(
+def test_moved_disk_is_noticed_after_a_boot_without_an_answer(
     agents: Agents,
 ) -> None:
     agents.identify(Vm(name=ME, vm_id="0-1"))
@@ -760,7 +760,7 @@ def test_a_moved_disk_is_known_to_be_moved_also_after_a_boot_without_an_answer(
 
 
 @pytest.mark.parametrize("years", [-2, 2])
-def test_a_date_that_is_years_off_gives_no_notice_and_is_logged_once(
+def test_date_that_is_years_off_gives_no_notice_and_is_logged_once(
     agents: Agents, caplog: pytest.LogCaptureFixture, years: int
 ) -> None:
     agents.clock.true += timedelta(days=365 * years)
@@ -774,7 +774,7 @@ def test_a_date_that_is_years_off_gives_no_notice_and_is_logged_once(
     assert caplog.text.count("is not believed") == 1
 
 
-def test_a_date_is_believed_where_the_wall_clock_was_set_by_years(agents: Agents) -> None:
+def test_date_is_believed_when_the_wall_clock_was_set_by_years(agents: Agents) -> None:
     agents.sees()
     assert agents.now.state.now() == agents.clock.wall
 
@@ -796,7 +796,7 @@ OLD = {
 }
 
 
-def test_another_api_version_is_no_change_of_the_event(agents: Agents) -> None:
+def test_another_api_version_does_not_update_the_event(agents: Agents) -> None:
     agents.sees_each([], [MINE])
     agents.now.tracker.use("http://imds", "2017-11-01")
     agents.sees(OLD)
@@ -815,7 +815,7 @@ def test_another_api_version_is_no_change_of_the_event(agents: Agents) -> None:
     assert agents.kinds() == ["announced", "updated", "canceled"]
 
 
-def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) -> None:
+def test_event_that_another_endpoint_does_not_list_is_not_canceled(agents: Agents) -> None:
     agents.sees_each([], [MINE, OTHERS])
     agents.now.tracker.use("http://elsewhere", "2020-07-01")
     agents.sees()

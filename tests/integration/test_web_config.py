@@ -122,7 +122,7 @@ def curl(server: HttpServer, path: str, *words: str) -> subprocess.CompletedProc
     return run("curl", "-sS", "--noproxy", "*", "--max-time", "20", *words, server.url + path)
 
 
-def test_curl_asks_over_tls_with_a_password(place: Place) -> None:
+def test_curl_gets_metrics_over_tls_with_a_password(place: Place) -> None:
     with serving(place.write(users=HASHES)) as server:
         assert server.url.startswith("https://")
 
@@ -142,7 +142,7 @@ def test_curl_asks_over_tls_with_a_password(place: Place) -> None:
             assert got.returncode == code, got.stderr
 
 
-def test_who_has_no_certificate_of_the_right_authority_is_not_let_in(place: Place) -> None:
+def test_client_without_a_certificate_of_the_authority_is_refused(place: Place) -> None:
     tls = {"client_ca_file": "clients.pem", "client_auth_type": "RequireAndVerifyClientCert"}
     with serving(place.write(tls=tls)) as server:
         assert ask(server, "/metrics", place.client(certificate=True))[2] == METRICS
@@ -158,7 +158,7 @@ def test_who_has_no_certificate_of_the_right_authority_is_not_let_in(place: Plac
 LONG = os.urandom(12_000_000)  # more than the kernel takes for a client that does not read
 
 
-def test_a_long_answer_reaches_a_slow_reader_whole_and_the_end_is_said_in_tls(place: Place) -> None:
+def test_slow_reader_gets_a_long_answer_whole_over_tls(place: Place) -> None:
     with serving(place.write(), view=Shown(LONG)) as server, ExitStack() as stack:
         tls = shaken(place.client(), server, stack)
         # a request in one record, and one more byte by byte: each is answered, in order
@@ -175,7 +175,7 @@ def test_a_long_answer_reaches_a_slow_reader_whole_and_the_end_is_said_in_tls(pl
         assert said.endswith(json_line(NOTHING_PENDING))
 
 
-def test_a_handshake_that_does_not_end_is_ended(
+def test_unfinished_handshake_is_closed_at_its_timeout(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.5)
@@ -209,9 +209,7 @@ def shaken(context: ssl.SSLContext, server: HttpServer, stack: ExitStack) -> ssl
 
 @pytest.mark.alone
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_thousand_unfinished_handshakes_do_not_keep_a_scrape_waiting(
-    place: Place, begun: bool
-) -> None:
+def test_thousand_unfinished_handshakes_do_not_delay_a_scrape(place: Place, begun: bool) -> None:
     begin = hello(place) if begun else b""
     scraper = place.client()
     with serving(place.write()) as server, ExitStack() as stack:
@@ -237,7 +235,7 @@ def served_name(server: HttpServer, place: Place) -> list[str]:
             return [name for kind, name in certificate["subjectAltName"] if kind == "DNS"]
 
 
-def test_a_new_certificate_serves_the_next_handshake(place: Place) -> None:
+def test_renewed_certificate_is_used_for_the_next_handshake(place: Place) -> None:
     try:
         with serving(place.write()) as server:
             assert served_name(server, place) == ["localhost"]
@@ -265,7 +263,7 @@ def test_a_new_certificate_serves_the_next_handshake(place: Place) -> None:
         place.certify()
 
 
-def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
+def test_web_config_that_is_wrong_or_removes_passwords_is_not_applied(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = place.write(users={"prometheus": HASHES["prometheus"]}, tls=None)
@@ -295,7 +293,7 @@ def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
         )
 
 
-def test_a_file_that_names_a_certificate_which_is_not_there_yet_is_used_once_it_is(
+def test_web_config_is_applied_once_its_certificate_exists(
     place: Place,
 ) -> None:
     with serving(place.write()) as server:
@@ -351,7 +349,9 @@ def test_a_file_that_names_a_certificate_which_is_not_there_yet_is_used_once_it_
         ("basic_auth_users: {bob: $2y$31$" + "a" * 53 + "}", "cost 4 to 14"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(place: Place, text: str, expected: str) -> None:
+def test_mistake_in_the_web_config_is_named_with_its_place(
+    place: Place, text: str, expected: str
+) -> None:
     path = place.at / "wrong.yml"
 
     path.write_text(text + "\n", encoding="utf-8")
@@ -363,7 +363,7 @@ def test_a_mistake_is_named_with_its_place(place: Place, text: str, expected: st
     assert "hunter2" not in str(caught.value)
 
 
-def test_without_bcrypt_it_is_said_what_to_install(
+def test_missing_bcrypt_is_named_with_the_extra_to_install(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bcrypt", None)
@@ -374,7 +374,7 @@ def test_without_bcrypt_it_is_said_what_to_install(
     Access(Server(web_config_file=place.write()))
 
 
-def test_the_right_password_opens_and_each_wrong_one_is_counted(place: Place) -> None:
+def test_wrong_passwords_are_refused_and_counted(place: Place) -> None:
     with serving(place.write(users=HASHES, tls=None)) as server:
         # a name does not matter
         assert ask(server, "/metrics", Host="fleet.example.org", Authorization=GOOD)[0] == 200
@@ -401,7 +401,7 @@ def test_the_right_password_opens_and_each_wrong_one_is_counted(place: Place) ->
         assert server.auth_failures == 8
 
 
-def test_probes_need_no_password_and_get_no_reasons(place: Place) -> None:
+def test_probes_without_a_password_get_no_reasons(place: Place) -> None:
     view = Shown()
     view.verdict = CheckResult(ok=True, reasons=("the state is in /secret",))
     with serving(place.write(users=HASHES, tls=None), view=view) as server:
@@ -436,7 +436,7 @@ GOOD = basic("prometheus", "correct horse")
 WRONG = basic("prometheus", "wrong")
 
 
-def test_wrong_passwords_keep_nobody_waiting_whose_own_is_known(
+def test_wrong_passwords_do_not_delay_clients_with_a_known_password(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
@@ -460,7 +460,7 @@ def test_wrong_passwords_keep_nobody_waiting_whose_own_is_known(
         assert {(status, headers["Retry-After"]) for status, headers in refused} == {(429, "1")}
 
 
-def test_an_unknown_user_takes_as_long_as_a_wrong_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_user_costs_as_much_as_a_wrong_password(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
     check = bcrypt.checkpw
 
@@ -478,7 +478,7 @@ def test_an_unknown_user_takes_as_long_as_a_wrong_password(monkeypatch: pytest.M
     assert compared == [b"$2b$06$", b"$2b$06$"]
 
 
-def test_a_name_that_is_not_ours_is_refused() -> None:
+def test_foreign_host_names_are_refused() -> None:
     with serving(allowed_hosts=("vm.example.org", "*.internal")) as server:
         ours = (
             "127.0.0.1:10169",
@@ -505,7 +505,7 @@ def test_a_name_that_is_not_ours_is_refused() -> None:
 
 
 @pytest.mark.parametrize("listen", [":0", "0.0.0.0:0"])
-def test_a_listener_that_strangers_reach_needs_a_word_in_writing(
+def test_public_listener_without_protection_is_refused(
     place: Place, listen: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
