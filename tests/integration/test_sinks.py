@@ -305,7 +305,7 @@ def alert_of(request: Request) -> dict[str, Any]:
     return found
 
 
-def test_an_event_is_one_alert_from_its_announcement_to_its_end(peer: HttpPeer) -> None:
+def test_event_is_one_alert_until_it_ends(peer: HttpPeer) -> None:
     receipts = sent(
         alertmanager(peer.url, resolve_timeout=Duration("3m"), labels={"team": "compute"}),
         message(),
