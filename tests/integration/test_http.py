@@ -2,6 +2,7 @@
 
 import gc
 import socket
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -107,6 +108,58 @@ def test_kept_connection_is_used_again_until_a_timeout(http: Http) -> None:
 
         assert response.status == 200
         assert len(heads) == 4
+
+
+def deadline_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "deadline"]
+
+
+def test_quick_exchanges_share_one_deadline_thread() -> None:
+    client = Http(60.0)
+    others = deadline_threads()
+    with serving(*[answer()] * 5) as (url, _):
+        for _number in range(5):
+            client.post(url, JSON)
+
+        new = [thread for thread in deadline_threads() if thread not in others]
+        client.close()
+
+    assert len(new) == 1
+    new[0].join(LIMIT)
+    assert not new[0].is_alive()
+
+
+@pytest.mark.parametrize("is_same_thread", [True, False])
+def test_slow_answer_after_a_quick_one_ends_at_its_own_timeout(
+    http: Http, *, is_same_thread: bool
+) -> None:
+    drip = dripping(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x")
+    with serving(answer(), drip) as (url, _):
+        http.post(url, JSON)
+        if not is_same_thread:
+            for thread in deadline_threads():
+                thread.join(LIMIT)
+        started = time.monotonic()
+        with pytest.raises(SendError, match=r"no complete answer within 0\.5 s"):
+            http.post(url, JSON)
+        seconds = time.monotonic() - started
+
+    assert TIMEOUT <= seconds < LIMIT
+
+
+def test_proxy_of_the_environment_is_read_again_after_a_close(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(answer(), answer()) as (url, heads), HttpPeer() as proxy:
+        http.post(url, JSON)
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        monkeypatch.setenv("NO_PROXY", "")
+        http.post(url, JSON)
+        http.close()
+        http.post(url, JSON)
+
+        assert len(heads) == 2
+        assert len(proxy.requests) == 1
 
 
 @pytest.mark.parametrize("status", ["101 Switching Protocols", "102 Processing", "103 Early Hints"])

@@ -5,6 +5,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,33 +19,42 @@ from notbefore.net.addresses import check_address, check_host
 
 
 class Deadline:
-    """Limits each exchange: when its time is over, a timer shuts the connection down.
+    """Limits each exchange to ``seconds``: when they are over, a thread shuts the connection down.
 
     The timeout of a socket is only for the next bytes. With that alone, an answer that drips would
     never end.
+
+    One thread serves many exchanges. It waits for the end of the exchange that started it. If a
+    later one is in progress by then, it waits for the end of that one. Otherwise the thread ends,
+    and the next exchange starts another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self.passed = False
-        self._connection: GuardedConnection | None = None
+        self._closed = threading.Condition()  # its lock is that of all values here
+        self._has_thread = False
+        self._end: float | None = None  # of the exchange in progress, in monotonic seconds
+        self._connection: GuardedConnection | None = None  # of the exchange in progress
 
     @contextmanager
-    def after(self, seconds: float) -> Iterator[None]:
+    def exchange(self) -> Iterator[None]:
         """Limit the exchange inside the ``with``."""
-        self.passed = False
-        self._connection = None
-        timer = threading.Timer(seconds, self._pass)
-        timer.daemon = True
-        timer.start()
+        with self._closed:
+            self.passed = False
+            self._end = time.monotonic() + self.seconds
+            if not self._has_thread:
+                threading.Thread(target=self._run, name="deadline", daemon=True).start()
+                self._has_thread = True
         try:
             yield
         finally:
-            timer.cancel()
-            timer.join()  # it must not shut down the connection of the next exchange
-            self._connection = None
+            with self._closed:  # the thread must not shut down the connection of the next exchange
+                self._end = None
+                self._connection = None
 
     def watch(self, connection: "GuardedConnection") -> None:
-        """Shut this connection down at the end: it is the one of the present exchange."""
+        """Shut this connection down at the end: it is the one of the exchange in progress."""
         self._connection = connection
 
     def check(self) -> None:
@@ -52,11 +62,25 @@ class Deadline:
         if self.passed:
             raise TimeoutError("timed out")
 
+    def close(self) -> None:
+        """End the thread now. Another exchange may follow."""
+        with self._closed:
+            self._closed.notify()
+
+    def _run(self) -> None:
+        with self._closed:
+            while self._end is not None and not self.passed:
+                left = self._end - time.monotonic()
+                if left > 0:
+                    self._closed.wait(left)
+                else:
+                    self._pass()
+            self._has_thread = False
+
     def _pass(self) -> None:
         self.passed = True
-        connection = self._connection
-        if connection is not None:
-            connection.shut_down()
+        if self._connection is not None:
+            self._connection.shut_down()
 
 
 class GuardedConnection(HTTPConnection):

@@ -9,6 +9,7 @@ are not used.
 
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import requests
 from requests.utils import select_proxy
@@ -38,14 +39,14 @@ class Http:
         cert: str | tuple[str, str] | None = None,
         guarded: bool = False,
     ) -> None:
-        self._timeout = timeout
         self._verify: str | bool = ca_file or True
         self._cert = cert
         self._guarded = guarded
-        self._deadline = Deadline()
+        self._deadline = Deadline(timeout)
         # it sends without a session: no cookies, no redirects, nothing of a .netrc
         self._adapter = Adapter(self._deadline, guarded=guarded)
         self._environment = requests.Session()  # only to read proxies and a CA bundle
+        self._settings: dict[str, Any] = {}  # of the environment, by host: reading them takes long
 
     def post(self, url: str, headers: Mapping[str, str], body: bytes = b"") -> HttpResponse:
         """Send, and return the answer with any status; raises ``SendError`` if there is none."""
@@ -57,7 +58,7 @@ class Http:
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
         try:
-            with self._deadline.after(self._timeout):
+            with self._deadline.exchange():
                 response = self._exchange(method, url, headers, body)
                 self._deadline.check()
         except REQUEST_ERRORS as error:
@@ -70,28 +71,38 @@ class Http:
         return response
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. The next request reads the environment again."""
         self._adapter.close()
+        self._deadline.close()
+        self._settings.clear()
 
     def _exchange(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes
     ) -> HttpResponse:
         request = requests.Request(method, url, {"User-Agent": "notbefore", **headers}, data=body)
         request.auth = _keep_headers
-        settings: Any = self._environment.merge_environment_settings(
-            url, proxies={}, stream=True, verify=self._verify, cert=self._cert
-        )
+        settings = self._settings_for(url)
         if self._guarded and select_proxy(url, settings["proxies"]) is not None:
             check_proxied(url)
 
-        timeout = (self._timeout / CONNECT_SHARE, self._timeout)
+        timeout = (self._deadline.seconds / CONNECT_SHARE, self._deadline.seconds)
         with self._adapter.send(request.prepare(), timeout=timeout, **settings) as response:
             return read_response(response)
+
+    def _settings_for(self, url: str) -> Any:
+        """Return the proxies, the CA bundle and the certificate for an address."""
+        parts = urlsplit(url)
+        host = f"{parts.scheme}://{parts.netloc}"
+        if host not in self._settings:
+            self._settings[host] = self._environment.merge_environment_settings(
+                url, proxies={}, stream=True, verify=self._verify, cert=self._cert
+            )
+        return self._settings[host]
 
     def _reason(self, error: Exception) -> str:
         """Return what went wrong, without the address."""
         if self._deadline.passed:
-            return f"no complete answer within {self._timeout:g} s"
+            return f"no complete answer within {self._deadline.seconds:g} s"
         cause = innermost_cause(error)
         if isinstance(error, requests.exceptions.ProxyError):
             return f"the proxy: {cause}"

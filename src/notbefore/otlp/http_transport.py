@@ -56,7 +56,7 @@ class HttpTransport:
         self._settings = settings
         # the receiver may close a kept connection until the next export of metrics
         self._keeps_connection = signal == "logs"
-        self._deadline = Deadline()
+        self._deadline = Deadline(settings.timeout.seconds)
         self._outcome: PartialSuccess | SendError | ConfigError | None = None  # of the last request
         self._adapter = _Adapter(self._deadline)
         self._session = requests.Session()
@@ -71,8 +71,7 @@ class HttpTransport:
         """Export; raises ``SendError``, or ``ConfigError``, if it was not accepted."""
         self._outcome = None
         self._adapter.failure = ""
-        seconds = self._settings.timeout.seconds
-        with self._deadline.after(seconds):
+        with self._deadline.exchange():
             self._exporter.export(data)
         if not self._keeps_connection:
             self._session.close()
@@ -80,7 +79,7 @@ class HttpTransport:
         if isinstance(self._outcome, PartialSuccess):
             return self._outcome
         if self._deadline.passed:
-            raise SendError(f"no complete answer within {seconds:g} s")
+            raise SendError(f"no complete answer within {self._deadline.seconds:g} s")
         if self._outcome is not None:
             raise self._outcome
         raise SendError(self._adapter.failure or NO_REASON)
@@ -88,6 +87,7 @@ class HttpTransport:
     def close(self) -> None:
         """Close the connection."""
         self._exporter.shutdown()
+        self._deadline.close()
 
     def _make_exporter(self, signal: Signal) -> Any:
         settings = self._settings
