@@ -1,5 +1,6 @@
 """Approval, as the installed agent does it: what reaches IMDS is counted there."""
 
+import html
 import signal
 import stat
 import time
@@ -12,7 +13,7 @@ import pytest
 from notbefore.agent.control_socket import ControlReply, ControlRequest, ask_agent
 from notbefore.errors import NotBeforeError
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, notbefore, polled
+from support.agent import RunningAgent, eventually, get, notbefore, polled
 from support.azure import FUTURE, ID, ME, PEER, body, item
 from support.needs import needs, ordinary_user
 
@@ -80,6 +81,29 @@ def test_agent_approves_only_when_both_keys_are_on_without_a_dry_run(tmp_path: P
             if allowed and enabled and dry_run:
                 assert last(agent, "approval_skipped")["reason"] == "dry_run"
                 assert agent.metric(APPROVALS % ("dry_run", "users")) == 1
+
+
+def test_plan_is_shown_on_page_and_in_commands_while_approval_is_off(
+    imds: Simulator, tmp_path: Path
+) -> None:
+    later = {**USERS, "approve_after": "1h"}
+    with agent_of(imds, tmp_path, later, allowed=False) as agent:
+        imds.set_document(listed())
+        agent.reported("announced")
+
+        (event,) = agent.json("/api/v1/events")["events"]
+        _, page = get(agent.port, "/")
+        address = f"http://127.0.0.1:{agent.port}"
+        command = notbefore("events", "--url", address)
+
+        plan = event["approval"]
+        assert plan["action"] == "off"
+        assert plan["rule"] == "users"
+        assert plan["words"].startswith("would approve it at ")
+        assert plan["words"].endswith("`notbefore run` was started without --allow-approval")
+        assert plan["words"] in html.unescape(page.decode())
+        assert plan["words"] in command.stdout
+        assert imds.start_requests == []
 
 
 def test_second_vm_approves_when_the_leader_is_dead(tmp_path: Path) -> None:

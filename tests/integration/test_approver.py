@@ -24,6 +24,7 @@ from notbefore.agent.tracker import Poll
 from notbefore.config.model import Config, Imds
 from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, content_of
 from notbefore.core.change import Change
+from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
 from notbefore.imds.answer import ImdsAnswer
@@ -212,7 +213,7 @@ TERMINATE = listed(EventType="Terminate", Resources=[ME, PEER])
             switched(allow_approval=False),
             "switched_off: `notbefore run` was started without --allow-approval",
         ),
-        (ruled(action="leave"), "changed: the rules say leave now: the rule says so"),
+        (ruled(action="leave"), "changed: the rules say leave now: its action is leave"),
         (ruled(name="other"), "changed: the rules say approve now: the rule says so"),
         (listing(body()), "no_longer_scheduled: it is gone"),
         (
@@ -332,6 +333,41 @@ def test_successor_sends_nothing_when_event_has_started_before_its_turn(world: W
 
     assert world.imds.start_requests == []
     assert world.ends == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "action", "result"),
+    [
+        (ON, "approve", ["approved"]),
+        (msgspec.structs.replace(ON, enabled=False), "off", []),
+        (msgspec.structs.replace(ON, dry_run=True), "dry_run", ["approval_skipped"]),
+        (msgspec.structs.replace(ON, rules=()), "leave", []),
+        (
+            msgspec.structs.replace(ON, rules=(Rule(FREEZES, approve_after=Duration("9999d")),)),
+            "approve",
+            [],
+        ),
+        (
+            msgspec.structs.replace(ON, rules=(Rule(FREEZES, approve_after=Duration("99999d")),)),
+            "skip",
+            ["approval_skipped"],
+        ),
+    ],
+)
+def test_approver_does_what_the_plan_says(
+    world: World, policy: Policy, action: str, result: list[str]
+) -> None:
+    world.use(policy)
+    (tracked,) = world.listed.events.values()
+    before = world.listed.plan(world.runtime.current, tracked)
+
+    world.approver.decide()
+
+    after = world.listed.plan(world.runtime.current, tracked)
+    assert before.action == action
+    assert [end["change"] for end in world.ends] == result
+    assert len(world.imds.start_requests) == result.count("approved")
+    assert after.action == ("done" if result else action)
 
 
 def test_successor_records_nothing_in_a_dry_run(world: World) -> None:

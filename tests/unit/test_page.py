@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from notbefore.core.event_types import SPOT_REBALANCE
 from notbefore.core.record import Vm
-from notbefore.core.tracked import PendingEvent, PendingView
+from notbefore.core.tracked import PendingApproval, PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
 from notbefore.web.app import CheckResult
 from notbefore.web.page.model import MAX_ENDED, PageModel, newest_ended
@@ -133,6 +133,18 @@ def test_page_has_sentences_about_itself(sentence: str) -> None:
     agent = Agent().sees(0).sees(1, item())
 
     assert sentence in text_of(agent.model(10.5))
+
+
+def test_event_is_shown_with_what_the_approval_rules_do() -> None:
+    model = Agent().sees(0).sees(1, item()).model(10)
+    approval = PendingApproval("leave", "", None, "not approved: <no> rule matches")
+    (event,) = model.listed.events
+    listed = replace(model.listed, events=(replace(event, approval=approval),))
+
+    text = text_of(replace(model, listed=listed))
+
+    assert "Approval: not approved: <no> rule matches" in text
+    assert "Approval:" not in text_of(model)
 
 
 def test_overdue_event_is_shown_with_the_time_since_not_before() -> None:

@@ -123,6 +123,25 @@ def test_events_are_shown_as_far_as_they_are_known(
     assert capsys.readouterr().out.startswith(beginning)
 
 
+@pytest.mark.parametrize(
+    ("approval", "words"),
+    [
+        ({}, "-"),
+        ({"approval": None}, "-"),
+        ({"approval": {"words": "not approved: no rule matches"}}, "not approved: no rule matches"),
+    ],
+)
+def test_events_are_shown_with_what_the_approval_rules_do(
+    approval: dict[str, Any],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_events(events_answer(events=[{**LISTED, **approval}]))
+
+    head, row = capsys.readouterr().out.splitlines()
+    assert row[head.index("APPROVAL") :] == words
+
+
 def test_events_are_not_claimed_to_be_none_when_imds_is_silent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

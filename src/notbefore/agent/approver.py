@@ -33,6 +33,7 @@ from notbefore.core.approval import (
     next_attempt,
     unreadable,
 )
+from notbefore.core.approval_plan import ApprovalPlan, Switches, plan
 from notbefore.core.change import OPERATOR, ApprovalKind, Reason
 from notbefore.core.clock import Instant
 from notbefore.core.document import SCHEDULED, parse
@@ -97,6 +98,19 @@ class ListedEvents(Struct, frozen=True):
         """Return what the rules say about a listed event."""
         flawed = self.flawed(tracked.event.key)
         return judge(runtime.config.approval, tracked, self.snapshot.vm_name, flawed=flawed)
+
+    def plan(self, runtime: Runtime, tracked: TrackedEvent) -> ApprovalPlan:
+        """Return what is to be done about the approval of a listed event."""
+        key = tracked.event.key
+        switches = Switches(off=runtime.approval_off, dry_run=runtime.approval_dry_run)
+        return plan(
+            runtime.config.approval,
+            switches,
+            tracked,
+            self.attempts.get(key),
+            self.snapshot.vm_name,
+            flawed=self.flawed(key),
+        )
 
 
 class Objection(Struct, frozen=True):
@@ -207,10 +221,10 @@ class Approver:
         runtime = self._runtime.current
         listed = self._listed()
         tracked = listed.events.get(key)
-        before = listed.attempts.get(key)
-        if before is not None and before.state != "done":
-            return self._continue(before, runtime, listed)
-        if tracked is None or (runtime.approval_off and not runtime.approval_dry_run):
+        attempt = listed.attempts.get(key)
+        if attempt is not None and attempt.state != "done":
+            return self._continue(attempt, runtime, listed)
+        if tracked is None:
             return LONG_WAIT
         return self._follow_rules(tracked, runtime, listed)
 
@@ -221,29 +235,19 @@ class Approver:
         listed: ListedEvents,
     ) -> float:
         """Do what the rules say about a listed event; return the seconds until more may be due."""
-        key = tracked.event.key
-        before = listed.attempts.get(key)
-        decision = listed.decision(runtime, tracked)
-        step = decision.step
-        if runtime.approval_dry_run:
-            step = f"{step} dry run"
-        if decision.action == "leave" and decision.skipped is None:
-            return LONG_WAIT
-        if runtime.approval_dry_run and decision.predecessors:
-            return LONG_WAIT  # it is not known whether those before it would have approved
-        if before is not None and before.is_carried_out(tracked, step):
+        planned = listed.plan(runtime, tracked)
+        if not planned.is_due_action:
             return LONG_WAIT
 
-        wait = 0.0
-        if decision.at is not None:
-            wait = (decision.at - listed.at.time).total_seconds()
-        if wait > 0 or not self._may_ask(key, runtime, listed):
+        wait = planned.seconds_left(listed.at.time)
+        if wait > 0 or not self._may_ask(tracked.event.key, runtime, listed):
             return min(max(wait, SHORT_WAIT), LONG_WAIT)
 
-        attempt = next_attempt(before, tracked, decision.rule, step)
+        decision = planned.decision
+        attempt = next_attempt(planned.attempt, tracked, decision.rule, planned.step)
         if decision.skipped is not None:
             return self._end(attempt, decision.skipped, decision.why)
-        if runtime.approval_dry_run:
+        if planned.action == "dry_run":
             return self._end(attempt, "dry_run", "it would be approved now")
         return self._send(attempt, runtime)
 

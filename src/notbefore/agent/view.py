@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from notbefore import __version__
+from notbefore.agent.approver import ListedEvents
 from notbefore.agent.figures import ProcessFigures
 from notbefore.agent.operations import OutboxRequest, answer_outbox
 from notbefore.agent.outbox_answer import outbox_answer
@@ -22,7 +23,7 @@ from notbefore.agent.polling import SLOWER, Polling
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.core.record import Vm, json_line
-from notbefore.core.tracked import PendingEvent, PendingView
+from notbefore.core.tracked import PendingApproval, PendingEvent, PendingView, TrackedEvent
 from notbefore.errors import NotBeforeError
 from notbefore.metrics.families import Family
 from notbefore.metrics.samples import MetricsSnapshot, samples
@@ -40,6 +41,7 @@ from notbefore.web.app import (
     readiness,
     rendered,
 )
+from notbefore.wording.approval import pending_approval
 
 # seconds after the start in which a missing answer of IMDS is no failure
 FIRST_ANSWER: Final = 150.0
@@ -272,7 +274,11 @@ class AgentView:
         snapshot = self._state.snapshot
         now = self._state.now()
         tracked = snapshot.state.tracked
-        events = [PendingEvent.of(tracked_event, now) for tracked_event in tracked.by_urgency]
+        listed = ListedEvents(snapshot, self._state.instant())
+        events: list[PendingEvent] = []
+        for tracked_event in tracked.by_urgency:
+            approval = self._approval(tracked_event, listed, now)
+            events.append(PendingEvent.of(tracked_event, now, approval))
         return PendingView(
             incarnation=tracked.incarnation,
             last_successful_poll=self._answered(snapshot),
@@ -281,6 +287,16 @@ class AgentView:
             silence=self._silence(snapshot),
             events=tuple(events),
         )
+
+    def _approval(
+        self, tracked: TrackedEvent, listed: ListedEvents, now: datetime
+    ) -> PendingApproval | None:
+        """Return what the approver does with an event; ``None`` without rules and attempts."""
+        runtime = self._runtime.current
+        has_attempt = tracked.event.key in listed.attempts
+        if not runtime.config.approval.rules and not has_attempt:
+            return None
+        return pending_approval(listed.plan(runtime, tracked), now)
 
     def history(self, since: datetime | None, limit: int) -> bytes:
         """Return the newest changes, as the JSON of ``/api/v1/history``."""

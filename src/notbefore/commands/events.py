@@ -23,6 +23,7 @@ HEAD: Final = (
     "EXPECTED",
     "SOURCE",
     "RESOURCES",
+    "APPROVAL",
 )
 
 WAVES_HEAD: Final = (
@@ -104,7 +105,16 @@ def _event_row(event: dict[str, Any]) -> tuple[str, ...]:
         span(event["expected_duration_seconds"]),
         event["event_source"] or "-",
         ", ".join(event["resources"]),
+        _approval(event),
     )
+
+
+def _approval(event: dict[str, Any]) -> str:
+    """Return what the approval rules do with an event; ``-`` without rules."""
+    approval = event.get("approval")  # an older agent does not say it
+    if approval is None:
+        return "-"
+    return str(approval["words"])
 
 
 def show_waves(answer: dict[str, Any]) -> None:

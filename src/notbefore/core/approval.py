@@ -199,7 +199,7 @@ def judge(
 def _by_rule(name: str, rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
     """Return what a rule that matches an event says about it."""
     if rule.action == "leave":
-        return Decision("leave", "the rule says so", name)
+        return Decision("leave", "its action is leave", name)
     rule_digest = sha256(msgspec.json.encode(rule, enc_hook=str))[:16]
     decision = _approve(rule, tracked, vm)
     step = f"{content_of(tracked)} {name} {rule_digest}"
@@ -238,7 +238,7 @@ def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
 
     why = "the rule says so"
     if predecessors:
-        why = f"{predecessors} of its {len(vms)} VMs approve it earlier, if they run"
+        why = f"this VM is number {predecessors + 1} of {len(vms)}, if none before it approves it"
     at = first_seen + timedelta(seconds=wait)
     return Decision("approve", why, at=at, predecessors=predecessors)
 

@@ -200,6 +200,15 @@ def scope_of(event: Event, vm: str | None) -> Scope:
     return "peer"
 
 
+class PendingApproval(Struct, frozen=True):
+    """What the approval rules do with a listed event, in ``/api/v1/events``."""
+
+    action: str  # one of ``approval_plan.PlannedAction``
+    rule: str  # the name of the rule that decides; empty if none matches
+    at: datetime | None  # the earliest time of the approval
+    words: str  # the plan in a sentence
+
+
 class PendingEvent(Struct, frozen=True):
     """One listed event in ``/api/v1/events``; durations in seconds."""
 
@@ -217,6 +226,7 @@ class PendingEvent(Struct, frozen=True):
     notice_seconds: float | None
     started: datetime | None
     start_seen: bool  # the start was observed; else it had started before the agent saw it
+    approval: PendingApproval | None = None  # ``None``: there are no rules, and nothing was sent
 
     @property
     def is_advice(self) -> bool:
@@ -224,7 +234,12 @@ class PendingEvent(Struct, frozen=True):
         return event_type_of(self.event_type).is_advice
 
     @classmethod
-    def of(cls, tracked: TrackedEvent, now: datetime) -> "PendingEvent":
+    def of(
+        cls,
+        tracked: TrackedEvent,
+        now: datetime,
+        approval: PendingApproval | None = None,
+    ) -> "PendingEvent":
         """Return the event as it is at ``now``."""
         event = tracked.event
         return cls(
@@ -242,6 +257,7 @@ class PendingEvent(Struct, frozen=True):
             notice_seconds=tracked.notice,
             started=tracked.started,
             start_seen=tracked.start_seen,
+            approval=approval,
         )
 
 

@@ -1,0 +1,98 @@
+"""``plan`` says what is to be done about the approval of one listed event, and why. Pure.
+
+The approver carries out this plan, and the page, ``notbefore events`` and the JSON interface show
+it. So they show what will happen, also while approval is off.
+"""
+
+from datetime import datetime
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from notbefore.core.approval import ApprovalAttempt, Decision, Policy, judge
+from notbefore.core.tracked import TrackedEvent
+
+PlannedAction = Literal["approve", "dry_run", "skip", "continue", "done", "off", "leave"]
+"""``approve``: send a start request. ``dry_run``: record that it would be sent. ``skip``: record
+why the matching rule does not approve the event. ``continue``: an approval has begun and not ended.
+``done``: this decision was carried out. ``off``: the rules approve it, but approval is off.
+``leave``: the rules do not approve it."""
+
+DUE_ACTIONS: Final[frozenset[PlannedAction]] = frozenset(("approve", "dry_run", "skip"))
+"""The actions that the approver carries out, ``approve`` and ``dry_run`` from a time on."""
+
+
+class Switches(Struct, frozen=True):
+    """Whether approvals are sent."""
+
+    off: str = ""  # why none is sent, in words; empty if they are sent
+    dry_run: bool = False  # ``off`` is only that: what would be sent is recorded
+
+
+class ApprovalPlan(Struct, frozen=True):
+    """What is to be done about the approval of an event."""
+
+    action: PlannedAction
+    decision: Decision  # of the rules
+    step: str = ""  # identifies the decision, so that it is carried out once
+    off: str = ""  # why nothing is sent, in words
+    attempt: ApprovalAttempt | None = None  # what was done about this event so far
+
+    @property
+    def is_due_action(self) -> bool:
+        """Whether the approver has something to do, now or later."""
+        return self.action in DUE_ACTIONS
+
+    def seconds_left(self, now: datetime) -> float:
+        """Return the seconds until the action is due, at least 0."""
+        if self.decision.at is None:
+            return 0.0
+        return max(0.0, (self.decision.at - now).total_seconds())
+
+
+def plan(
+    policy: Policy,
+    switches: Switches,
+    tracked: TrackedEvent,
+    attempt: ApprovalAttempt | None,
+    vm: str | None,
+    *,
+    flawed: bool,
+) -> ApprovalPlan:
+    """Return what is to be done about an event on the VM named ``vm``.
+
+    ``attempt``: what was done about it so far. ``flawed``: a part of it could not be read.
+    """
+    decision = judge(policy, tracked, vm, flawed=flawed)
+    step = decision.step
+    if switches.dry_run:
+        step = f"{step} dry run"
+    action = _action(decision, step, switches, tracked, attempt)
+    return ApprovalPlan(action, decision, step, switches.off, attempt)
+
+
+def _action(
+    decision: Decision,
+    step: str,
+    switches: Switches,
+    tracked: TrackedEvent,
+    attempt: ApprovalAttempt | None,
+) -> PlannedAction:
+    if attempt is not None and attempt.state != "done":
+        return "continue"
+    if attempt is not None and attempt.is_carried_out(tracked, step):
+        return "done"
+    if decision.action == "leave" and decision.skipped is None:
+        return "leave"
+
+    is_silent = bool(switches.off) and not switches.dry_run
+    if decision.skipped is not None and is_silent:
+        return "leave"
+    if decision.skipped is not None:
+        return "skip"
+    if not switches.off:
+        return "approve"
+    # in a dry run, nobody knows whether the VMs before this one would have approved
+    if is_silent or decision.predecessors:
+        return "off"
+    return "dry_run"
