@@ -10,6 +10,7 @@ from notbefore.config.sinks import Alertmanager, Email, Links, Messages
 from notbefore.core.event_types import SPOT_REBALANCE
 from notbefore.core.message import Message
 from notbefore.courier.sinks import alertmanager, email, pagerduty, slack
+from notbefore.wording import colors
 from notbefore.wording.texts import text_of
 from support.azure import ME, STARTED, at
 from support.messages import message, recording
@@ -58,16 +59,16 @@ MESSAGES: Final = {  # by their kinds
 }
 WITHOUT_ALERT: Final = ("approved", "approval_failed", "approval_skipped")
 COLORS: Final = {  # of attachments in Slack -> their names
-    slack.COLORS["critical"]: "red",
-    slack.COLORS["warning"]: "orange",
-    slack.COLORS["info"]: "blue",
-    slack.OVER: "green",
+    colors.COLORS["critical"]: "red",
+    colors.COLORS["warning"]: "orange",
+    colors.COLORS["info"]: "blue",
+    colors.OVER: "green",
 }
 TABLE: Final = """## The kinds
 
-The subject, and how the sinks mark the message.
+The title, and how the sinks mark the message.
 
-| message | subject | Slack | PagerDuty | Alertmanager |
+| message | title | Slack | PagerDuty | Alertmanager |
 |---|---|---|---|---|
 """
 
@@ -76,7 +77,9 @@ def mail(example: Message) -> str:
     """Return the e-mail as text."""
     account = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
     composed = email.compose(example, text_of(example, Messages(links=LINKS)), account)
-    return f"```text\nSubject: {composed['Subject']}\n\n{composed.get_content()}```\n"
+    plain = composed.get_body(("plain",))
+    content = plain.get_content() if plain is not None else ""
+    return f"```text\nSubject: {composed['Subject']}\n\n{content}```\n"
 
 
 def pager(example: Message) -> dict[str, Any]:

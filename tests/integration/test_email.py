@@ -5,19 +5,23 @@ recipients.
 import email
 import email.policy
 from collections.abc import Iterator
+from contextlib import closing
 from email.message import EmailMessage
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import trustme
+from axe_playwright_python.sync_playwright import Axe
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Email, SinkConfig
+from notbefore.config.sinks import Email, Messages, SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.errors import SendError
 from support.azure import STARTED
-from support.messages import message, sent
+from support.browser import Heard, chromium
+from support.messages import LINKS, message, sent, sink_of
 from support.peers import MailPeer
 
 REBOOT = {"EventType": "Reboot"}
@@ -52,25 +56,132 @@ def keys(peer: MailPeer, **fields: Any) -> SinkConfig:
     )
 
 
+def part(mail: EmailMessage, kind: str) -> str:
+    """Return the content of a mail in one of its two forms: `plain` or `html`."""
+    body = mail.get_body((kind,))
+    assert body is not None
+    content: str = body.get_content()
+    return content
+
+
+class Shown(HTMLParser):
+    """The texts that an HTML page shows, and the elements with their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.elements: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(page.partition("<body")[2])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append(data.strip())
+
+
 def test_mails_of_one_event_form_one_thread(peer: MailPeer) -> None:
-    one = message()
-    two = message({}, STARTED)
-    other = message({"EventId": "x", "EventType": "=?utf8?q?x=0ABcc:y?="})
-    sent(keys(peer, sender="vm@m\u00fcller.example"), one, two, other)
+    announced = message()
+    started = message({}, STARTED)
+    other_event = message({"EventId": "x"})
+
+    sent(keys(peer), announced, started, other_event)
+
     first, second, stranger = mails(peer)
-
-    assert first["Message-ID"] == f"<{one.delivery_id}@notbefore.invalid>"
+    assert first["Subject"] == "Freeze of WestNO_0"
+    assert second["Subject"] == "Re: Freeze of WestNO_0"
+    assert first["Thread-Topic"] == second["Thread-Topic"] == "Freeze of WestNO_0"
+    assert first["References"] == first["In-Reply-To"] == second["References"]
+    assert first["References"] != stranger["References"]
+    assert first["Message-ID"] == f"<{announced.delivery_id}@notbefore.invalid>"
     assert first["Message-ID"] != second["Message-ID"]
-    assert first["References"] == second["References"] != stranger["References"]
-    assert first["Subject"] == "Freeze of WestNO_0 in 14 min"
 
-    text = first.get_content()
 
-    assert "Runbook: https://wiki.example.org/r" in text
-    assert first["From"] == "notbefore <vm@m\u00fcller.example>"
-    assert stranger.keys() == first.keys()  # no text starts another header
-    assert first["Auto-Submitted"] == "auto-generated"
-    assert f"Delivery: {one.delivery_id}" in text
+def test_mail_about_an_event_without_notice_opens_its_thread(peer: MailPeer) -> None:
+    sent(keys(peer), message(STARTED))
+
+    (mail,) = mails(peer)
+    assert mail["Subject"] == "Freeze of WestNO_0"
+
+
+def test_no_text_starts_another_header(peer: MailPeer) -> None:
+    evil = message({"EventType": "=?utf8?q?x=0ABcc:y?="})
+
+    sent(keys(peer, sender="vm@m\u00fcller.example"), message(), evil)
+
+    plain, hostile = mails(peer)
+    assert plain["From"] == "notbefore <vm@m\u00fcller.example>"
+    assert plain["Auto-Submitted"] == "auto-generated"
+    assert hostile.keys() == plain.keys()
+
+
+def test_html_has_the_content_of_the_text(peer: MailPeer) -> None:
+    sent(keys(peer), message())
+
+    (mail,) = mails(peer)
+    assert mail.get_content_type() == "multipart/alternative"
+    assert [each.get_content_type() for each in mail.iter_parts()] == ["text/plain", "text/html"]
+    html = Shown(part(mail, "html"))
+    words = " ".join(html.texts)
+    for line in filter(None, part(mail, "plain").splitlines()):
+        name, colon, value = line.partition(": ")
+        if colon and value in html.addresses:  # a link: its name is shown
+            assert name in words
+        elif colon and name != "Delivery":
+            assert value in words
+            assert name in words
+        else:
+            assert line in words
+    assert html.addresses == ["https://grafana.example.org/d/x?a=1&b=2", LINKS.runbook]
+
+
+def test_html_shows_texts_from_azure_as_text(peer: MailPeer) -> None:
+    evil = '<script>alert(1)</script><img src=x onerror=alert(1)> & "quoted" ${title}'
+
+    sent(keys(peer), message({"Description": evil, "EventType": "<b>", "Resources": ["$title"]}))
+
+    (mail,) = mails(peer)
+    html = Shown(part(mail, "html"))
+    assert evil in html.texts
+    assert "<b> of $title in 14 min" in html.texts
+    assert {"script", "img", "b"}.isdisjoint(html.elements)
+
+
+def test_advice_keeps_its_lines_in_html(peer: MailPeer) -> None:
+    messages = Messages(advice={"Freeze": "Drain the node:\nkubectl drain NODE"})
+
+    with closing(sink_of(keys(peer), messages)) as sink:
+        sink.send(message())
+
+    (mail,) = mails(peer)
+    assert "Drain the node:<br>kubectl drain NODE" in part(mail, "html")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_html_is_readable_without_pictures_on_a_phone(
+    peer: MailPeer, scheme: Literal["light", "dark"]
+) -> None:
+    sent(keys(peer), message({"Resources": [f"a-long-name-of-a-vm-{n}" for n in range(20)]}))
+    (mail,) = mails(peer)
+
+    with chromium() as browser:
+        page = browser.new_page(color_scheme=scheme, viewport={"width": 320, "height": 600})
+        heard = Heard(page)
+        page.set_content(part(mail, "html"))
+        width = page.evaluate("document.documentElement.scrollWidth")
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        # axe takes the background of the browser for white, also in a dark one
+        page.add_style_tag(content="body { background: Canvas }")
+        contrast = Axe().run(page, options={"runOnly": ["color-contrast"]})
+
+    assert width == 320
+    assert contrast.violations_count == 0, contrast.generate_report()
+    assert heard.requests == []
+    assert heard.complaints == []
+    assert background == "rgba(0, 0, 0, 0)"  # the mail program's own
 
 
 # the whole connection is TLS

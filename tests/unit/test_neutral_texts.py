@@ -48,7 +48,7 @@ def texts(value: Any) -> Iterator[str]:
 
 def email_content(message: Message, text: Text) -> Any:
     mail = email.compose(message, text, ACCOUNT)
-    return dict(mail.items()), mail.get_content()
+    return dict(mail.items()), [part.get_content() for part in mail.iter_parts()]
 
 
 def alertmanager_content(message: Message, text: Text) -> Any:

@@ -7,11 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from notbefore.config.sinks import Links, Messages
-from notbefore.core.change import ChangeKind
+from notbefore.core.change import SILENT, ChangeKind
 from notbefore.core.message import Message
 from notbefore.core.record import Vm
 from notbefore.courier.sinks import apprise, slack
-from notbefore.wording import texts
+from notbefore.wording import colors, texts
+from notbefore.wording.phrases import MISSING
 from notbefore.wording.texts import Text
 from support.azure import ME, PEER, STARTED, T0
 from support.messages import message, recording
@@ -64,6 +65,44 @@ def test_title_says_what_changes_for_whom(
     title: str,
 ) -> None:
     assert text_of(message(*looks)).title == title
+
+
+@pytest.mark.parametrize(
+    ("looks", "topic"),
+    [
+        (({},), "Freeze of WestNO_0"),
+        (({}, {"NotBefore": None}), "Freeze of WestNO_0"),
+        (({}, STARTED, None), "Freeze of WestNO_0"),
+        ((OF_TWO_VMS,), "Freeze of VMs of the scale set WestNO"),
+        (({"Resources": []},), "Freeze of VMs of the scale set WestNO"),
+    ],
+)
+def test_topic_is_the_same_for_all_steps(
+    looks: tuple[dict[str, Any] | None, ...], topic: str
+) -> None:
+    assert text_of(message(*looks)).topic == topic
+
+
+def test_topic_of_an_exercise_says_so() -> None:
+    assert text_of(message(exercise=True)).topic == "[EXERCISE] Freeze of WestNO_0"
+
+
+def test_topic_of_a_wave_names_no_vm_that_may_leave_it() -> None:
+    wave = recording(message(), event_id="wave-1", fleet_events=2, fleet_vms=1)
+
+    assert text_of(wave).topic == "Freeze of VMs of the scale set WestNO"
+
+
+@pytest.mark.parametrize(
+    ("description", "topic"),
+    [(None, "Silent VMs in westeurope"), (MISSING, "Missing VMs in westeurope")],
+)
+def test_topic_of_silent_vms_does_not_count_them(description: str | None, topic: str) -> None:
+    silence = recording(
+        message(vm=Vm(location="westeurope")), event_type=SILENT, description=description
+    )
+
+    assert text_of(silence).topic == topic
 
 
 # ---- the end of an event
@@ -131,7 +170,7 @@ def test_end_says_that_vm_is_gone_when_its_type_deletes_it(event_type: str) -> N
 
 @pytest.mark.parametrize(
     ("outcome", "color", "kind"),
-    [("unknown", slack.COLORS["warning"], "warning"), ("finished", slack.OVER, "success")],
+    [("unknown", colors.COLORS["warning"], "warning"), ("finished", colors.OVER, "success")],
 )
 def test_end_is_good_news_only_when_its_outcome_is_known(
     outcome: str,

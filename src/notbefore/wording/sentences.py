@@ -151,7 +151,11 @@ def vms_in_words(count: int, place: Vm | Record) -> str:
     vms = "VMs that Azure does not name"
     if count:
         vms = counted(count, "VM")
+    return in_place(vms, place)
 
+
+def in_place(vms: str, place: Vm | Record) -> str:
+    """Return VMs with the smallest place that is known of them: ``VMs of the scale set web``."""
     if place.scale_set:
         return f"{vms} of the scale set {place.scale_set}"
     if place.resource_group:

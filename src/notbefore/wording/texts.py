@@ -20,7 +20,13 @@ from notbefore.core.record import WAVE, Record
 from notbefore.core.text import one_line, some_of
 from notbefore.wording import phrases
 from notbefore.wording.phrases import KINDS, REASONS, TYPES, TypePhrases, phrases_of
-from notbefore.wording.sentences import EXERCISE, approval_result, progress, several_vms
+from notbefore.wording.sentences import (
+    EXERCISE,
+    approval_result,
+    in_place,
+    progress,
+    several_vms,
+)
 
 NAMES_IN_MESSAGE: Final = 20  # of affected VMs
 Facts = Iterator[tuple[str, str]]  # name and value; ``text_of`` leaves out those without a value
@@ -58,6 +64,7 @@ class Text(Struct, frozen=True):
     title: str
     summary: str
     delivery_id: str
+    topic: str = ""  # the event in words that are the same in all its messages
     advice: str = ""  # what to do
     facts: tuple[Fact, ...] = ()
     links: tuple[Fact, ...] = ()  # name and address
@@ -107,6 +114,7 @@ def text_of(message: Message, additions: Additions) -> Text:
         title=one_line(sentences.title),
         summary=sentences.summary,
         delivery_id=message.delivery_id,
+        topic=one_line(topic(record)),
         advice=sentences.advice,
         facts=tuple(_with_values(facts)),
         links=tuple(_links(additions.links, record)),
@@ -299,6 +307,23 @@ def _silence(message: Message) -> _Sentences:
 def subject(record: Record) -> str:
     """Return the affected VMs in the same words on every VM: ``web_0``, ``web_0 and 4 more``."""
     return several_vms(record) or some_of(record.names, 1) or "an unknown VM"
+
+
+def topic(record: Record) -> str:
+    """Return the event in words that are the same in all its messages: ``Reboot of web_0``.
+
+    The VMs of an event, and even more those of a wave, may change. So several are only named by
+    their place.
+    """
+    label = EXERCISE if record.exercise else ""
+    if record.event_type == SILENT:
+        vms = "Missing VMs" if record.description == phrases.MISSING else "Silent VMs"
+        return label + in_place(vms, record)
+
+    is_wave = record.event_id.startswith(WAVE)
+    if len(record.resources) == 1 and not is_wave:
+        return f"{label}{record.event_type} of {record.resources[0]}"
+    return f"{label}{record.event_type} of {in_place('VMs', record)}"
 
 
 def effect(

@@ -1,4 +1,5 @@
-"""E-mail over SMTP, with the standard library. All mails of one event are one thread.
+"""E-mail over SMTP, with the standard library: text and HTML. All mails of one event are one
+thread.
 
 It connects to the configured server directly, never through a proxy.
 """
@@ -15,9 +16,11 @@ from typing import Final
 
 from notbefore.config.sinks import Email, Messages
 from notbefore.core.message import Message
+from notbefore.courier.html_mail import html_of
 from notbefore.courier.sink import Receipt
 from notbefore.courier.sink import Sink as BaseSink
 from notbefore.errors import SendError
+from notbefore.wording.colors import color_of
 from notbefore.wording.texts import Text, text_of
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606
@@ -121,14 +124,17 @@ def _words(text: bytes | str) -> str:
 
 
 def compose(message: Message, text: Text, account: Email) -> EmailMessage:
-    """Return the mail.
+    """Return the mail, as text and as HTML.
 
-    All mails of one event refer to the same root, so that they are one thread.
+    All mails of one event have the same subject and refer to the same root, so that they are one
+    thread. Gmail asks for both, Outlook reads the topic, and Thunderbird the root.
     """
     mail = EmailMessage()
-    # a title is one line, but EmailMessage decodes what follows "=?". A line end in that could
+    # a topic is one line, but EmailMessage decodes what follows "=?". A line end in that could
     # start another header
-    mail["Subject"] = text.title[:MAX_SUBJECT].replace("=?", "= ?")
+    topic = text.topic[:MAX_SUBJECT].replace("=?", "= ?")
+    mail["Subject"] = topic if _opens_thread(message) else f"Re: {topic}"
+    mail["Thread-Topic"] = topic
     mail["From"] = f"notbefore <{account.sender}>"
     mail["To"] = ", ".join(account.to)
     mail["Date"] = format_datetime(message.now)
@@ -137,5 +143,11 @@ def compose(message: Message, text: Text, account: Email) -> EmailMessage:
     mail["References"] = f"<{root}@{DOMAIN}>"
     mail["In-Reply-To"] = f"<{root}@{DOMAIN}>"
     mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: no automatic reply to it
-    mail.set_content(f"{text.whole}\n")
+    mail.set_content(f"{text.title}\n\n{text.whole}\n")
+    mail.add_alternative(html_of(text, color_of(message)), subtype="html")
     return mail
+
+
+def _opens_thread(message: Message) -> bool:
+    """Whether it is the first message of its event."""
+    return message.kind == "announced" or message.record.without_notice

@@ -14,6 +14,7 @@ from notbefore.core.record import json_line
 from notbefore.courier.http_sink import HttpSink
 from notbefore.courier.sink import Receipt
 from notbefore.net.http import Http
+from notbefore.wording.colors import color_of
 from notbefore.wording.texts import Text, clock, text_of
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ MAX_HEADER: Final = 150  # characters; Slack's limits
 MAX_SECTION: Final = 3_000
 MAX_FIELD: Final = 2_000
 MAX_FIELDS: Final = 10  # in a section
-COLORS: Final = {"critical": "#c4314b", "warning": "#e8a33d", "info": "#3a7bd5"}
-OVER: Final = "#2e9e5b"
 
 
 class Sink(HttpSink):
@@ -69,14 +68,11 @@ def content(message: Message, text: Text) -> dict[str, Any]:
         "type": "header",
         "text": {"type": "plain_text", "text": title, "emoji": False},
     }
-    color = COLORS[message.shown_severity]
-    if message.is_good_news:
-        color = OVER
     blocks = [*_blocks(message, text), _footer(message, text)]
     return {
         "text": inert(title),
         "blocks": [header],
-        "attachments": [{"color": color, "blocks": blocks}],
+        "attachments": [{"color": color_of(message), "blocks": blocks}],
         "unfurl_links": False,
     }
 
