@@ -160,6 +160,15 @@ def test_advice_keeps_its_lines_in_html(peer: MailPeer) -> None:
     assert "Drain the node:<br>kubectl drain NODE" in part(mail, "html")
 
 
+def test_times_are_in_the_configured_zone_in_text_and_html(peer: MailPeer) -> None:
+    with closing(sink_of(keys(peer), Messages(time_zone="Europe/Berlin"))) as sink:
+        sink.send(message())
+
+    (mail,) = mails(peer)
+    for kind in ("plain", "html"):
+        assert "2026-03-01 13:15:00 CET (12:15:00 UTC), in 14 min" in part(mail, kind)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_html_is_readable_without_pictures_on_a_phone(
     peer: MailPeer, scheme: Literal["light", "dark"]

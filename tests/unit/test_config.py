@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import zoneinfo
 from pathlib import Path
 from typing import Any
 
@@ -345,3 +346,18 @@ def test_excessive_file_is_refused_with_the_place(
         load(path, {}, {})
 
     assert str(caught.value).startswith(str(path))
+
+
+def test_missing_database_of_time_zones_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "messages: {time_zone: Europe/Berlin}\n")
+    monkeypatch.setitem(sys.modules, "tzdata", None)  # of PyPI
+    zoneinfo.reset_tzpath(to=[])
+    zoneinfo.ZoneInfo.clear_cache()
+
+    try:
+        with pytest.raises(ConfigError, match="this machine has no time zones: install"):
+            load(path, {}, {})
+    finally:
+        zoneinfo.reset_tzpath()

@@ -1,7 +1,8 @@
 """The words of a message."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from notbefore.courier.sinks import apprise, slack
 from notbefore.wording import colors, texts
 from notbefore.wording.phrases import MISSING
 from notbefore.wording.texts import Text
+from notbefore.wording.times import clock
 from support.azure import ME, PEER, STARTED, T0
 from support.messages import message, recording
 
@@ -103,6 +105,59 @@ def test_topic_of_silent_vms_does_not_count_them(description: str | None, topic:
     )
 
     assert text_of(silence).topic == topic
+
+
+# ---- times
+
+
+@pytest.mark.parametrize(
+    ("zone", "shown"),
+    [
+        (None, "2026-03-01 12:15:00 UTC, in 14 min"),
+        ("UTC", "2026-03-01 12:15:00 UTC, in 14 min"),
+        ("Europe/Berlin", "2026-03-01 13:15:00 CET (12:15:00 UTC), in 14 min"),
+        ("Europe/London", "2026-03-01 12:15:00 GMT (12:15:00 UTC), in 14 min"),
+        (
+            "Pacific/Auckland",
+            "2026-03-02 01:15:00 NZDT (2026-03-01 12:15:00 UTC), in 14 min",
+        ),
+        ("Mars/Phobos", "2026-03-01 12:15:00 UTC, in 14 min"),  # removed since the check
+    ],
+)
+def test_times_are_shown_in_the_configured_zone_and_in_utc(zone: str | None, shown: str) -> None:
+    assert f"Not before: {shown}" in text_of(message(), time_zone=zone).plain
+
+
+@pytest.mark.parametrize(
+    ("steps", "fact"),
+    [
+        (({}, LATER), "Previously: 2026-03-01 13:15:00 CET (12:15:00 UTC)"),
+        (({}, STARTED), "Started: 2026-03-01 13:00:02 CET (12:00:02 UTC)"),
+        (({}, STARTED, None), "Over since: 2026-03-01 13:00:03 CET (12:00:03 UTC)"),
+    ],
+)
+def test_every_time_of_a_message_is_in_the_configured_zone(
+    steps: tuple[dict[str, Any] | None, ...], fact: str
+) -> None:
+    assert fact in text_of(message(*steps), time_zone="Europe/Berlin").plain
+
+
+def test_time_of_silence_is_in_the_configured_zone() -> None:
+    text = text_of(recording(message(), event_type=SILENT), time_zone="Europe/Berlin")
+
+    assert "Since: 2026-03-01 13:00:01 CET (12:00:01 UTC)" in text.plain
+
+
+def test_clock_follows_daylight_saving_time() -> None:
+    in_summer = datetime(2026, 7, 1, 12, tzinfo=UTC)
+
+    assert clock(in_summer, ZoneInfo("Europe/Berlin")) == "2026-07-01 14:00:00 CEST (12:00:00 UTC)"
+
+
+def test_clock_shows_a_time_that_the_zone_cannot_express_in_utc() -> None:
+    latest = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+    assert clock(latest, ZoneInfo("Europe/Berlin")) == "9999-12-31 23:59:59 UTC"
 
 
 # ---- the end of an event

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, available_timezones
 
 from msgspec import Struct
 
@@ -87,6 +89,23 @@ def _check_readable(name: str) -> None:
         raise ValueError(f"{shown_path} cannot be read: {error.strerror}") from None
 
 
+def _check_time_zone(name: str) -> None:
+    try:
+        ZoneInfo(name)
+    except (ValueError, OSError, KeyError):  # such as the name of a directory, or of no zone
+        known = {zone.casefold(): zone for zone in available_timezones()}
+        if not known:
+            raise ValueError(
+                "this machine has no time zones: install the system's package tzdata, or run"
+                " `pip install tzdata`"
+            ) from None
+        hint = ", such as Europe/Berlin"
+        near = get_close_matches(name.casefold(), known, n=1)
+        if near:
+            hint = f": did you mean {known[near[0]]!r}?"
+        raise ValueError(f"expected a time zone of the IANA database{hint}") from None
+
+
 def _is_port(number: int) -> bool:
     return 1 <= number <= MAX_PORT
 
@@ -119,6 +138,7 @@ HostName = Annotated[
     ),
 ]
 ReadableFile = Annotated[str, Constraint(_check_readable, reads_files=True)]
+TimeZone = Annotated[str, Constraint(_check_time_zone)]
 MailAddress = Annotated[
     str, matching(r'[^\s@<>,;:"\\]+@[^\s@<>,;:"\\]+', "a mail address such as ops@example.org")
 ]

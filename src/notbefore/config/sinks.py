@@ -27,6 +27,7 @@ from notbefore.config.constraints import (
     ReadableFile,
     SecretUrl,
     SendTimeout,
+    TimeZone,
     between,
     expect,
     matching,
@@ -59,6 +60,8 @@ class Messages(texts.Additions, frozen=True, forbid_unknown_fields=True):
     # what to do, by event type (Reboot: text); replaces the built-in text
     advice: dict[str, Advice] = field(default_factory=dict)
     links: Links = Links()
+    # such as Europe/Berlin: times are shown in this zone and in UTC
+    time_zone: TimeZone | None = None
 
 
 def _is_incoming_webhook(url: str) -> bool:

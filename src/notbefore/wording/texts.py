@@ -5,7 +5,7 @@ direction of text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime, tzinfo
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -27,6 +27,7 @@ from notbefore.wording.sentences import (
     progress,
     several_vms,
 )
+from notbefore.wording.times import clock, zone_named
 
 NAMES_IN_MESSAGE: Final = 20  # of affected VMs
 Facts = Iterator[tuple[str, str]]  # name and value; ``text_of`` leaves out those without a value
@@ -49,6 +50,7 @@ class Additions(Struct, frozen=True):
 
     advice: dict[str, str] = {}  # what to do, by event type; replaces the built-in text
     links: LinkTemplates = LinkTemplates()
+    time_zone: str | None = None  # times are shown in it and in UTC; without one, in UTC alone
 
 
 class Fact(NamedTuple):
@@ -102,12 +104,13 @@ def _lines(facts: Iterable[Fact]) -> str:
 def text_of(message: Message, additions: Additions) -> Text:
     """Return the message in words."""
     record = message.record
+    zone = zone_named(additions.time_zone)
     if record.event_type == SILENT:
         sentences = _silence(message)
-        facts = _facts_of_silence(message)
+        facts = _facts_of_silence(message, zone)
     else:
         sentences = _event(message, additions.advice)
-        facts = _facts_of_event(message)
+        facts = _facts_of_event(message, zone)
     sentences = _labeled(sentences, record)
 
     return Text(
@@ -403,10 +406,10 @@ def _filled(advice: str, record: Record) -> str:
 # ---- the facts
 
 
-def _facts_of_event(message: Message) -> Facts:
+def _facts_of_event(message: Message, zone: tzinfo | None) -> Facts:
     record = message.record
     yield "Sent here because", message.note
-    yield from _times(message)
+    yield from _times(message, zone)
     yield from _what_changed(message)
     yield "Progress", progress(record)
     yield "Affected VMs", _names(record)
@@ -424,63 +427,63 @@ def _facts_of_event(message: Message) -> Facts:
     yield "Reported by", _reporters(record)
 
 
-def _facts_of_silence(message: Message) -> Facts:
+def _facts_of_silence(message: Message, zone: tzinfo | None) -> Facts:
     record = message.record
-    yield "Since", clock(record.first_seen)
+    yield "Since", clock(record.first_seen, zone)
     if message.over:
-        yield "Over since", clock(record.over_since or record.time)
+        yield "Over since", clock(record.over_since or record.time, zone)
     yield "VMs", _names(record)
     yield "Place", _place(record)
     yield "Severity", message.shown_severity
 
 
-def _times(message: Message) -> Facts:
+def _times(message: Message, zone: tzinfo | None) -> Facts:
     """Yield when the event starts, has started or has ended."""
     record = message.record
     if message.over:
-        yield from _times_of_end(record)
+        yield from _times_of_end(record, zone)
     elif _is_advice(record):
         return
     elif message.is_ahead:
-        yield from _times_ahead(message)
+        yield from _times_ahead(message, zone)
     elif record.event_status == STARTED or message.kind == "started":
-        yield from _times_under_way(message)
+        yield from _times_under_way(message, zone)
     elif record.not_before is not None:
-        yield "Not before", clock(record.not_before)
+        yield "Not before", clock(record.not_before, zone)
     else:
         yield "Not before", "unknown"
 
 
-def _times_of_end(record: Record) -> Facts:
-    yield "Over since", clock(record.over_since or record.time)
+def _times_of_end(record: Record, zone: tzinfo | None) -> Facts:
+    yield "Over since", clock(record.over_since or record.time, zone)
     if record.started_seconds is not None:
         yield "Duration of the event", words(record.started_seconds)
 
 
-def _times_ahead(message: Message) -> Facts:
+def _times_ahead(message: Message, zone: tzinfo | None) -> Facts:
     record = message.record
     if record.not_before is None:
         yield "Not before", "unknown"
     else:
         time_left = countdown(record.not_before, message.now)
-        yield "Not before", f"{clock(record.not_before)}, {time_left}"
+        yield "Not before", f"{clock(record.not_before, zone)}, {time_left}"
 
     previous = _moved_from(record)
     if previous is not None:
-        yield "Previously", clock(previous)
+        yield "Previously", clock(previous, zone)
 
 
-def _times_under_way(message: Message) -> Facts:
+def _times_under_way(message: Message, zone: tzinfo | None) -> Facts:
     record = message.record
     if message.kind == "started":
-        yield "Started", clock(record.time)
+        yield "Started", clock(record.time, zone)
     else:
-        yield "Changed", clock(record.time)
+        yield "Changed", clock(record.time, zone)
 
     if record.events_to_come and record.not_before is not None:
         word = "not before" if record.not_before > message.now else "was due at"
         time_left = countdown(record.not_before, message.now)
-        yield "Next", f"{word} {clock(record.not_before)}, {time_left}"
+        yield "Next", f"{word} {clock(record.not_before, zone)}, {time_left}"
 
 
 def _what_changed(message: Message) -> Facts:
@@ -578,11 +581,6 @@ def _reporters(record: Record) -> str:
     if record.fleet_reported_by == 1:
         return "1 VM"
     return f"{record.fleet_reported_by} VMs"
-
-
-def clock(time: datetime) -> str:
-    """``2026-03-01 12:15:00 UTC``."""
-    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 # ---- the links

@@ -15,7 +15,8 @@ from notbefore.courier.http_sink import HttpSink
 from notbefore.courier.sink import Receipt
 from notbefore.net.http import Http
 from notbefore.wording.colors import color_of
-from notbefore.wording.texts import Text, clock, text_of
+from notbefore.wording.texts import Text, text_of
+from notbefore.wording.times import clock
 
 if TYPE_CHECKING:
     from notbefore.courier.slack_bot import SlackBot

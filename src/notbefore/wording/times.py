@@ -1,0 +1,35 @@
+"""Times in messages: in UTC, and in the user's time zone. Pure, but for the zone's data."""
+
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo
+
+
+def zone_named(name: str | None) -> tzinfo | None:
+    """Return a time zone; ``None`` without a name, or if this machine does not know it.
+
+    The configuration was checked, but its zone may be removed later. A message must still be sent.
+    """
+    if name is None:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, KeyError):  # the last is that of a zone that is not known
+        return None
+
+
+def clock(time: datetime, zone: tzinfo | None = None) -> str:
+    """``2026-03-01 12:15:00 UTC``, or with a zone ``2026-03-01 13:15:00 CET (12:15:00 UTC)``."""
+    in_utc = time.astimezone(UTC)
+    shown_utc = f"{in_utc:%Y-%m-%d %H:%M:%S} UTC"
+    if zone is None:
+        return shown_utc
+    try:
+        local = time.astimezone(zone)
+    except OverflowError:  # beyond the years 1 and 9999
+        return shown_utc
+
+    if local.tzname() == "UTC":
+        return shown_utc
+    if local.date() == in_utc.date():
+        shown_utc = f"{in_utc:%H:%M:%S} UTC"
+    return f"{local:%Y-%m-%d %H:%M:%S %Z} ({shown_utc})"
