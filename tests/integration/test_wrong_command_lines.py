@@ -67,7 +67,7 @@ def test_log_level_warn_is_read(tmp_path: Path) -> None:
 
 
 def test_drill_and_simulate_have_the_same_scenarios() -> None:
-    assert set(drill.SCENARIOS) == set(NAMED)
+    assert NAMED.keys() - drill.SCENARIOS.keys() == {"canceled-maintenance"}
     for name, event_type in drill.SCENARIOS.items():
         assert NAMED[name].event_type == event_type
     assert parsed(["simulate", "--scenario", "reboot"]).scenario == ["reboot"]

@@ -15,7 +15,9 @@ BEGUN = 1_800_000_000.0
 
 NAMES = st.sampled_from(sorted(SCENARIOS))
 SCENARIOS_WITH_NOTICE = sorted(
-    name for name, scenario in SCENARIOS.items() if scenario.notice and scenario.started
+    name
+    for name, scenario in SCENARIOS.items()
+    if scenario.notice and scenario.started and not scenario.canceled_after
 )
 
 
@@ -56,6 +58,23 @@ def test_canceled_event_is_gone_after_half_its_notice(name: str) -> None:
     assert status(played, notice / 2) is None
     assert status(played, notice) is None
     assert status(played, end) is None
+
+
+@pytest.mark.parametrize(("speed", "canceled_after"), [(1.0, 480.0), (60.0, 8.0)])
+def test_canceled_maintenance_is_gone_after_its_own_time(
+    speed: float, canceled_after: float
+) -> None:
+    played = play("canceled-maintenance", speed=speed)
+
+    assert status(played, canceled_after - 0.1) == "Scheduled"
+    assert status(played, canceled_after) is None
+
+
+def test_approved_maintenance_is_not_canceled() -> None:
+    played = play("canceled-maintenance", approved=60.0)
+
+    assert status(played, 62.0) == "Started"
+    assert status(played, 500.0) == "Started"
 
 
 @pytest.mark.parametrize(("cancel", "approved"), [(False, 100.0), (True, 60.0)])

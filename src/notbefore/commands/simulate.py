@@ -9,13 +9,11 @@ from typing import Final
 
 from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError
+from notbefore.simulator.control import EVENTS
 from notbefore.simulator.server import Simulator
-from notbefore.simulator.state import FAULTS, NAMED
+from notbefore.simulator.state import FASTEST, FAULTS, NAMED, SLOWEST
 
 DEFAULT_LISTEN: Final = "127.0.0.1:16925"
-# between these speeds, every year has four digits
-SLOWEST: Final = 0.01
-FASTEST: Final = 100_000.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,6 +105,7 @@ def _print_endpoints(simulator: Simulator) -> None:
     sys.stdout.write(f"IMDS at {simulator.endpoint}: notbefore run --imds {simulator.endpoint}\n")
     if len(simulator.vms) > 1:
         sys.stdout.writelines(f"  {vm}: {simulator.endpoint_of(vm)}\n" for vm in simulator.vms)
+    sys.stdout.write(f"Events while it runs: POST {simulator.endpoint}{EVENTS}\n")
     sys.stdout.flush()
 
 

@@ -2,7 +2,7 @@
 
 It is as strict as the real one about header and api-version. With several VMs,
 ``http://HOST:PORT/vm/NAME`` is the endpoint of each, and ``http://HOST:PORT`` that of the first.
-All VMs see the same events.
+All VMs see the same events. ``control.PATHS`` drive it while it runs.
 """
 
 import socketserver
@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 
 import msgspec
 from msgspec import Struct
 
+from notbefore.simulator import control
 from notbefore.simulator.state import Fault, SimulatorState, instance
 
 EVENTS: Final = "/metadata/scheduledevents"
@@ -129,10 +130,20 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self.close_connection = True
             raise _RefusedError("Content-Length: expected a number") from None
+        url = urlsplit(self.path)
+        if url.path in control.PATHS and length > control.MAX_REQUEST:
+            self.close_connection = True
+            text = f"the body has more than {control.MAX_REQUEST} bytes"
+            raise _RefusedError(text, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         body = self.rfile.read(max(0, min(length, MAX_BODY)))
 
+        if url.path in control.PATHS:
+            self._drive(url.path, body)
+        else:
+            self._answer_as_imds(url, body)
+
+    def _answer_as_imds(self, url: SplitResult, body: bytes) -> None:
         state = self.server.state
-        url = urlsplit(self.path)
         name = state.vms[0]
         path = url.path
         if path.startswith("/vm/"):
@@ -141,10 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
             path = f"/{rest}"
         if name not in state.vms or path not in VERSIONS:
             raise _RefusedError("not found", HTTPStatus.NOT_FOUND)
-        if "X-Forwarded-For" in self.headers:
-            raise _RefusedError("X-Forwarded-For: requests through a proxy are not answered")
-        if self.headers.get("Metadata", "").casefold() != "true":
-            raise _RefusedError("Required metadata header not specified")
+        self._require_local_client()
         *_, version = parse_qs(url.query).get("api-version", [""])
         self._check_version(path, version)
 
@@ -154,6 +162,30 @@ class _Handler(BaseHTTPRequestHandler):
             self._approve(body, version)
         else:
             self._send_document()
+
+    def _require_local_client(self) -> None:
+        """Raise ``_RefusedError`` for a proxy, and for a client without the header of IMDS.
+
+        A web page in a browser cannot send this header to another origin.
+        """
+        if "X-Forwarded-For" in self.headers:
+            raise _RefusedError("X-Forwarded-For: requests through a proxy are not answered")
+        if self.headers.get("Metadata", "").casefold() != "true":
+            raise _RefusedError("Required metadata header not specified")
+
+    def _drive(self, path: str, body: bytes) -> None:
+        """Answer a request that changes the events or the faults."""
+        if not control.may_drive(self.client_address[0]):
+            text = f"{path}: only clients on this machine may drive the simulator"
+            raise _RefusedError(text, HTTPStatus.FORBIDDEN)
+        self._require_local_client()
+        if self.command != "POST":
+            raise _RefusedError(f"{path}: expected POST", HTTPStatus.METHOD_NOT_ALLOWED)
+        try:
+            answer = control.carry_out(self.server.state, path, body)
+        except ValueError as error:
+            raise _RefusedError(str(error)) from None
+        self._reply(answer)
 
     def _check_version(self, path: str, version: str) -> None:
         """Raise ``_RefusedError`` unless the path is known in this api-version."""

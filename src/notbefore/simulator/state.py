@@ -30,6 +30,11 @@ FAULTS: Final = {  # kind -> default value, a status or seconds
     "start-status": 503.0,  # a start request gets this status and is ignored
     "start-freeze": 30.0,  # a start request is accepted, and not answered for this time
 }
+# of the speed: between these, every year has four digits
+SLOWEST: Final = 0.01
+FASTEST: Final = 100_000.0
+MAX_EVENTS: Final = 1_000  # played since the last ``clear``
+MAX_FAULTS: Final = 10_000  # that wait for their answers
 MAX_VALUE: Final = 86_400.0  # of a fault; no client waits longer than a day
 STATUSES: Final = range(300, 600)  # of faults
 
@@ -44,6 +49,7 @@ class Scenario(Struct, frozen=True):
     duration: int  # DurationInSeconds; -1: unknown
     notice: float  # from announced to NotBefore, when it starts unless approved; 0: none
     started: float  # from Started to the end
+    canceled_after: float = 0.0  # canceled so long after it was announced; 0: not canceled
 
 
 def _read_scenarios() -> dict[str, Scenario]:
@@ -76,7 +82,8 @@ class Play(Struct, frozen=True):
     resources: tuple[str, ...]
     begun: float
     speed: float = 1.0  # 60 plays an hour in a minute
-    # canceled after half of the notice, if it has notice and was not approved by then
+    # canceled after half of the notice, if it has notice and was not approved by then. A scenario
+    # may have its own time for that
     cancel: bool = False
     approved: float | None = None
 
@@ -102,10 +109,12 @@ class Play(Struct, frozen=True):
         return None
 
     def _is_canceled(self, now: float) -> bool:
-        if not self.cancel or self.approved is not None:  # Azure does not cancel an approved event
+        if self.approved is not None:  # Azure does not cancel an approved event
             return False
-        halfway = (self.begun + self.not_before) / 2
-        return self.scenario.notice > 0 and now >= halfway
+        canceled_after = self.scenario.canceled_after
+        if self.cancel and not canceled_after:
+            canceled_after = self.scenario.notice / 2
+        return canceled_after > 0 and now >= self.begun + canceled_after / self.speed
 
     def item(self, now: float) -> dict[str, Any] | None:
         """Return the event as an item of the document; ``None`` when it is not listed."""
@@ -177,7 +186,10 @@ class SimulatorState:
         cancel: bool = False,
         speed: float | None = None,
     ) -> str:
-        """Start a scenario; return its EventId. ``resources``: by default the first VM."""
+        """Start a scenario; return its EventId. ``resources``: by default the first VM.
+
+        Raises ``ValueError`` if too many events were played.
+        """
         event_id = str(uuid.uuid4()).upper()
         play = Play(
             scenario=SCENARIOS[scenario],
@@ -188,6 +200,8 @@ class SimulatorState:
             cancel=cancel,
         )
         with self._lock:
+            if len(self._plays) >= MAX_EVENTS:
+                raise ValueError(f"{MAX_EVENTS} events were played: clear them first")
             self._fixed_document = None
             self._plays[event_id.casefold()] = play
         return event_id
@@ -202,10 +216,10 @@ class SimulatorState:
     def fault(self, kind: str, value: float | None = None, times: int = 1) -> None:
         """Let the next ``times`` answers fail. Several faults occur one after the other.
 
-        Raises ``ValueError`` for an unknown kind or a wrong value.
+        Raises ``ValueError`` for an unknown kind or a wrong value, or if too many faults wait.
         """
         if kind not in FAULTS:
-            raise ValueError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
+            raise ValueError(f"no fault {kind[:60]!r}; there are {', '.join(FAULTS)}")
         if value is None:
             value = FAULTS[kind]
         fault = Fault(kind, value)
@@ -217,6 +231,8 @@ class SimulatorState:
                 f"{kind}: VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599"
             )
         with self._lock:
+            if len(self._faults) + times > MAX_FAULTS:
+                raise ValueError(f"more than {MAX_FAULTS} faults would wait: clear them first")
             self._faults += [fault] * times
 
     def refuse_version(self, api_version: str, status: int) -> None:
