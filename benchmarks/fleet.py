@@ -1,12 +1,14 @@
-"""The fleet's figures: ``python benchmarks/fleet.py figures | faults``.
+"""The fleet's figures: ``python benchmarks/fleet.py figures | faults | worlds``.
 
 ``--help`` lists the options.
 
 ``figures``: changes a second of its CPU time; resident memory, and the bytes of snapshots in a
-time. ``faults``: what is lost, repeated or out of order. Times depend on the load of the machine.
+time. ``faults``: what is lost, repeated or out of order. ``worlds``: the same of random worlds in
+which Azure reports events as well. Times depend on the load of the machine.
 """
 
 import argparse
+import logging
 import os
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from _machine import describe, resident
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.core.record import Record
 from notbefore.wording.records import heartbeat_of
-from support import fleet_faults
+from support import azure_worlds, fleet_faults
 from support.agent import eventually
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
@@ -138,15 +140,45 @@ def faults(options: argparse.Namespace) -> None:
     sys.exit(failed)
 
 
+def worlds(options: argparse.Namespace) -> None:
+    """Random worlds with Azure's own messages: what is false, premature, twice, late or stuck."""
+    logging.disable()  # it warns of records that are not used
+    failed = False
+    for name, count in (("both", 3_000), ("azure", 1_000), ("late", 1_000), ("agents", 1_000)):
+        if options.only and name not in options.only:
+            continue
+        began = time.process_time()
+        total = azure_worlds.Account()
+        for seed in range(count):
+            account = azure_worlds.account_of(seed, name)  # type: ignore[arg-type] # one of them
+            total.wrong += account.wrong
+            total.events += account.events
+            total.planned += account.planned
+            total.known += account.known
+        print(
+            f"{name}: {count:,} worlds, {total.planned:,} events, {total.events:,} reported,"
+            f" {total.known:,} ends known ({total.known / total.planned:.1%} of all);"
+            f" {len(total.wrong)} wrong; {time.process_time() - began:.0f} s of CPU time",
+            flush=True,
+        )
+        for text in total.wrong[:20]:
+            print(f"  {text}", flush=True)
+        failed |= bool(total.wrong)
+    sys.exit(failed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    for command, seconds in ((figures, 120.0), (faults, 60.0)):
+    for command, seconds in ((figures, 120.0), (faults, 60.0), (worlds, 0.0)):
         found = commands.add_parser(command.__name__, help=command.__doc__)
         found.add_argument(
-            "only", nargs="*", help="faults: alone, kills, three, store, container, hub"
+            "only",
+            nargs="*",
+            help="faults: alone, kills, three, store, container, hub;"
+            " worlds: both, azure, late, agents",
         )
         found.add_argument("--vms", type=int, default=60, help="figures: of each of 100 scale sets")
         found.add_argument("--kills", type=int, default=40, help="faults: how many of each")

@@ -6,13 +6,18 @@ Pure: the clock is the log's.
 from datetime import UTC, datetime
 from typing import Any
 
+from notbefore.config.sinks import Messages
+from notbefore.core.delivery import deliveries
+from notbefore.core.message import Message
 from notbefore.core.record import Vm
-from notbefore.core.routing import Route
+from notbefore.core.routing import Route, Routing, Terms
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position, Snapshot, compressed, read_snapshot
 from notbefore.fleet.waves import Grouping, Notification
-from notbefore.wording.records import heartbeat_of
+from notbefore.wording.records import heartbeat_of, record_of
+from notbefore.wording.texts import Text, text_of
 from support.azure import T0, at
+from support.event_grid import encoded, message
 from support.fleet_records import body, report, vm
 
 VMS = [vm(f"web_{number}") for number in range(4)]
@@ -56,6 +61,15 @@ class Log:
         self.now += after
         fields.setdefault("not_before", at(fields.get("notice", 900.0)))
         self.read(body(report(*words, **{"at": datetime.fromtimestamp(self.now, UTC), **fields})))
+        return self.wait(0)
+
+    def azure(self, status: str, *words: Any, after: float = 1.0, **fields: Any) -> list[str]:
+        """Append a message of Azure ``after`` seconds, read it; as ``add``."""
+        self.now += after
+        fields.setdefault("at", datetime.fromtimestamp(self.now, UTC))
+        if status == "Scheduled":
+            fields.setdefault("not_before", at(900))
+        self.read(encoded(message(status, *words, **fields)))
         return self.wait(0)
 
     def read(self, data: bytes) -> None:
@@ -106,3 +120,13 @@ class Log:
     @property
     def last(self) -> Notification:
         return self.made[-1]
+
+
+def text_of_last(log: Log) -> Text:
+    """Return the text of the last notification's message."""
+    notification = log.last
+    routing = Routing((Route(sinks=("it",)),), {"it": Terms()})
+    record = record_of(notification.change, notification.vm, fleet=notification.facts)
+    delivery = deliveries(notification.change, record.line(), routing, notification.vm)[0]
+    message = Message.of(delivery, datetime.fromtimestamp(delivery.created, UTC))
+    return text_of(message, Messages())

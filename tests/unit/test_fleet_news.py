@@ -7,21 +7,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from notbefore.config.sinks import Messages
-from notbefore.core.delivery import deliveries
-from notbefore.core.message import Message
-from notbefore.core.routing import Match, Route, Routing, Terms
+from notbefore.core.routing import Match, Route
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping, Notification
-from notbefore.wording.records import record_of
-from notbefore.wording.texts import Text, text_of
 from support import random_fleets
 from support.azure import T0, at
-from support.fleet_log import LIMIT, WAVES, A, B, C, Log, grouped, written
+from support.fleet_log import LIMIT, WAVES, A, B, C, Log, grouped, text_of_last, written
 from support.fleet_records import body, report, vm
 
 PROD = replace(
@@ -46,16 +41,6 @@ def resource_groups(notifications: list[Notification]) -> list[str]:
 
 def event_ids(notifications: list[Notification]) -> set[str]:
     return {notification.change.event.event_id for notification in notifications}
-
-
-def text_of_last(log: Log) -> Text:
-    """Return the text of the last notification's message."""
-    notification = log.last
-    routing = Routing((Route(sinks=("it",)),), {"it": Terms()})
-    record = record_of(notification.change, notification.vm, fleet=notification.facts)
-    delivery = deliveries(notification.change, record.line(), routing, notification.vm)[0]
-    message = Message.of(delivery, datetime.fromtimestamp(delivery.created, UTC))
-    return text_of(message, Messages())
 
 
 # ---- VMs of one name

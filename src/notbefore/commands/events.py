@@ -11,6 +11,7 @@ from notbefore.commands.options import add_json, due, print_json, table
 from notbefore.core.duration import span
 from notbefore.core.text import escaped, some_of
 from notbefore.errors import NotBeforeError
+from notbefore.wording.phrases import reporters
 
 # the first three fit into 60 columns: `watch` cuts longer lines, and `approve` needs the whole id
 HEAD: Final = (
@@ -39,6 +40,12 @@ WAVES_HEAD: Final = (
     "EVENT ID",
     "NAMES",
 )
+VM_STATES: Final = {
+    "silent": "silent",
+    "missing": "missing",
+    "without_agent": "without an agent, as far as Azure names them",
+}
+"""A field of the answer that names VMs -> what they are."""
 NAMES_IN_WAVE: Final = 5  # of VMs, in a row of the table
 SILENT_NAMES: Final = 20  # of silent or missing VMs, in a line
 
@@ -118,7 +125,7 @@ def _approval(event: dict[str, Any]) -> str:
 
 
 def show_waves(answer: dict[str, Any]) -> None:
-    """Print silent and missing VMs, then the waves of a fleet.
+    """Print silent and missing VMs and those without an agent, then the waves of a fleet.
 
     Say that no event is scheduled only if that is known.
     """
@@ -128,8 +135,8 @@ def show_waves(answer: dict[str, Any]) -> None:
         lines.append("This may be outdated or incomplete:")
     if not answer["trouble"] and not waves:
         lines.append("No event is scheduled.")
-    for state in ("silent", "missing"):
-        names = answer[state]
+    for field, state in VM_STATES.items():
+        names = answer.get(field, [])
         if names:
             vms = "VM is" if len(names) == 1 else "VMs are"
             lines.append(f"{len(names)} {vms} {state}: {some_of(names, SILENT_NAMES)}")
@@ -144,6 +151,8 @@ def _wave_row(wave: dict[str, Any]) -> tuple[str, ...]:
     events = str(wave["events"])
     if wave["over"]:
         events = f"{wave['events']} ({wave['over']} over)"
+    by_azure = wave.get("azure_status") is not None  # an older instance does not know it
+    names = _marked(wave["vms"], wave.get("without_agent", []))
     return (
         wave["event_type"],
         wave["status"],
@@ -151,9 +160,14 @@ def _wave_row(wave: dict[str, Any]) -> tuple[str, ...]:
         due(wave["seconds_to_not_before"]),
         events,
         str(len(wave["vms"])),
-        str(wave["reported_by"]),
+        reporters(wave["reported_by"], by_azure=by_azure),
         wave["region"] or "-",
         wave["group"] or "-",
         wave["event_id"],
-        some_of(wave["vms"], NAMES_IN_WAVE),
+        some_of(names, NAMES_IN_WAVE),
     )
+
+
+def _marked(vms: list[str], without_agent: list[str]) -> list[str]:
+    """Return the names of VMs; those that report nothing themselves are marked."""
+    return [f"{name} (no agent)" if name in without_agent else name for name in vms]

@@ -34,6 +34,10 @@ SILENT: Final = "Silent"
 AS_FAR_AS_KNOWN: Final = "as_far_as_known"
 """The reason of an end that not every VM of a fleet has reported."""
 
+AZURE_COMPLETED: Final = "azure_completed"
+AZURE_CANCELED: Final = "azure_canceled"
+"""The reasons of ends that Azure itself has reported to a fleet."""
+
 
 class StepProperties:
     """The properties that ``Change`` and ``Record`` have in common."""

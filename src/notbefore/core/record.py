@@ -65,6 +65,7 @@ class FleetFacts(Struct, frozen=True):
     # only if VMs of several groups are silent: see ``Silence``
     fleet_scale_sets: int | None = None
     fleet_resource_groups: int | None = None  # those of VMs without a scale set
+    fleet_azure_status: str | None = None  # the last status that Azure itself has reported
 
 
 class BaseRecord(Struct, frozen=True, kw_only=True):
@@ -181,6 +182,7 @@ class Record(BaseRecord, StepProperties, frozen=True, kw_only=True, rename=_attr
     fleet_resource_groups: int | None = field(
         default=None, name=_attribute("fleet.resource_groups")
     )
+    fleet_azure_status: str | None = field(default=None, name=_attribute("fleet.azure_status"))
     # the attributes that were cut to fit, or not read in full
     truncated: tuple[str, ...] | None = field(default=None, name="notbefore.truncated")
 
@@ -340,6 +342,7 @@ def _with_fleet_facts(record: Record, facts: FleetFacts) -> Record:
         fleet_over=facts.fleet_over,
         fleet_scale_sets=facts.fleet_scale_sets,
         fleet_resource_groups=facts.fleet_resource_groups,
+        fleet_azure_status=facts.fleet_azure_status,
     )
 
 

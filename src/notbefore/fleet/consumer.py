@@ -157,6 +157,7 @@ class Consumer:
             (LOOK_EVERY, "store", self._read_mutes),
             (LOOK_EVERY, "fold", self._compare),
             (LOOK_EVERY, "fold", self._follow),
+            (LOOK_EVERY, "fold", self.keeper.find_split),
         )
         tasks: list[asyncio.Task[None]] = []
         for every, part, do in regular:

@@ -116,6 +116,8 @@ class FleetView:
         reasons += state.refused
         if state.gap:
             reasons.append(state.gap)
+        if state.split:
+            reasons.append(state.split)
         if self._supervisor.trouble:
             reasons.append(self._supervisor.trouble)
         return CheckResult(ok=is_read, reasons=tuple(reasons))
@@ -145,7 +147,8 @@ class FleetView:
             outbox=self._parts.outbox.view(time.time()),
             sinks=tuple(self._config.sinks),
         )
-        return metrics.fleet_samples(self._consumer.state().counts, process)
+        state = self._consumer.state()
+        return metrics.fleet_samples(state.counts, process, state.azure_delays)
 
     # ---- the whole fleet
 
@@ -168,6 +171,7 @@ class FleetView:
             heard=len(heard),
             silent=names_of(vm for vm in heard if vm.silent),
             missing=names_of(missing),
+            without_agent=names_of(wanted_vms(state.without_agent, filters)),
             complete=not state.fleet_gap,
         )
 
@@ -215,6 +219,7 @@ class FleetView:
             filters=FILTERS,
             why_silent=phrases.SILENT,
             why_missing=phrases.MISSING,
+            why_without_agent=phrases.WITHOUT_AGENT,
             mutes=mutes,
         )
         return text.encode(errors="replace")  # a file name may contain bytes that are no text

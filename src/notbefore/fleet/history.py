@@ -21,7 +21,8 @@ from notbefore.core.change import Outcome
 from notbefore.core.event_types import event_type_of
 from notbefore.errors import StoreError
 from notbefore.fleet.shown_waves import EventFacts
-from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
+from notbefore.fleet.story import OUTCOMES, EndedBy, Measures, Story, from_unix
+from notbefore.fleet.waves import azure_status
 from notbefore.store.lock import PRIVATE_DIRECTORY, prepare_file
 
 FILE_NAME: Final = "fleet-history.db"
@@ -56,6 +57,9 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
     as_far_as_known: bool  # not every VM has reported the end
     exercise: bool
     measured: dict[str, Measures]  # by VM
+    ended_by: EndedBy | None = None  # ``None``: by a version that did not know
+    # the seconds between Azure's first message and NotBefore
+    azure_notice: float | None = None
 
     @classmethod
     def closed_at(cls, now: float, story: Story) -> "PastEvent":
@@ -86,6 +90,9 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
             as_far_as_known=story.given_up,
             exercise=story.exercise,
             measured=story.measured,
+            ended_by=story.ended_by,
+            azure_notice=story.azure.notice if story.azure is not None else None,
+            azure_status=azure_status([story]),
         )
 
     @property

@@ -23,6 +23,8 @@ from notbefore.core.document import (
     MAX_WORD,
 )
 from notbefore.core.record import MAX_TAGS, Heartbeat, Record, tags_in
+from notbefore.metrics.fleet import NO_DELAYS
+from notbefore.metrics.totals import Histogram
 
 MAX_BYTES: Final = 1024 * 1024  # of one record, as many as a hub accepts by default
 
@@ -204,9 +206,18 @@ class PartitionFigures(Struct):
     poison: Counter[str] = field(default_factory=Counter)  # by reason
     # by part: hub, store, inventory, history, fold
     errors: Counter[str] = field(default_factory=Counter)
+    azure_messages: Counter[str] = field(default_factory=Counter)  # by Azure's status, or `skipped`
+    azure_delays: Histogram = NO_DELAYS
+    first_notices: Counter[str] = field(default_factory=Counter)  # events, by who told first
+    ends: Counter[str] = field(default_factory=Counter)  # events, by ``EndedBy``
+    contradictions: int = 0  # events that Azure calls canceled, and whose start was seen
     missing: int = 0  # records that were gone before they were read
     # partition and reason of the unused records that were logged
     logged: set[tuple[str, str]] = set()
+
+    def note_azure_delay(self, seconds: float) -> None:
+        """Note how long one of Azure's messages was on its way."""
+        self.azure_delays = self.azure_delays.plus(max(0.0, seconds))
 
 
 class _Envelope(Struct):

@@ -4,7 +4,7 @@ The consumer's thread makes it, of frozen values, so no thread reads what anothe
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 
@@ -21,7 +21,7 @@ from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Metric
-from notbefore.metrics.totals import Labels
+from notbefore.metrics.totals import Histogram, Labels
 
 Lag = Mapping[str, tuple[int, float]]
 """Partition -> records and seconds behind the hub."""
@@ -44,7 +44,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     snapshot_trouble: str  # why a snapshot cannot be written
     refused: tuple[str, ...]  # why partitions are left to a newer version
     gap: str  # why events of its partitions may be unknown
+    split: str  # which events are open in several partitions
     counts: metrics.Counts
+    azure_delays: Histogram
     own_partitions: int
     own_events: int  # that are open
     # ---- of the whole fleet
@@ -53,6 +55,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     waves: tuple[ShownWave, ...]
     heard: tuple[ShownVm, ...]
     missing: tuple[ShownVm, ...]
+    without_agent: tuple[ShownVm, ...]  # VMs that only Azure has named
 
 
 def state_of(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) -> InstanceState:
@@ -71,20 +74,25 @@ def state_of(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) 
         partitions.append(ShownPartition(name, max(0.0, wall.timestamp() - state.at)))
     partitions.sort(key=lambda partition: natural(partition.name))
 
+    waves = chain.from_iterable(state.waves.values() for state in all_states)
+    without_agent = _vms_without_agent(all_states)
     return InstanceState(
         reading=reading,
         hub_trouble=keeper.hub_trouble,
         snapshot_trouble=keeper.trouble,
         refused=tuple(keeper.refused.values()),
         gap=_gap(states, now),
+        split=_split(keeper.split),
         counts=_counts(keeper, reading, now, by),
+        azure_delays=keeper.figures.azure_delays,
         own_partitions=len(folds),
         own_events=sum(len(fold.events.open) for fold in folds),
         fleet_gap=_fleet_gap(keeper, partitions, all_states, now),
         partitions=tuple(partitions),
-        waves=coming(chain.from_iterable(state.waves.values() for state in all_states), wall),
+        waves=coming(waves, wall, without_agent.keys()),
         heard=tuple(_shown_vms(all_states)),
         missing=tuple(_missing_vms(all_states)),
+        without_agent=tuple(without_agent.values()),
     )
 
 
@@ -99,6 +107,16 @@ def _missing_vms(states: Iterable[Snapshot]) -> Iterable[ShownVm]:
         for vm in state.expected.values():
             if vm.silent:
                 yield _shown_vm(vm)
+
+
+def _vms_without_agent(states: Sequence[Snapshot]) -> dict[str, ShownVm]:
+    """Return the VMs that Azure has named, and that no partition has heard from, by their keys."""
+    vms: dict[str, ShownVm] = {}
+    for state in states:
+        for key, vm in state.azure_vms.items():
+            if not any(key in other.heard for other in states):
+                vms[key] = ShownVm(vm.name, vm.place)
+    return vms
 
 
 def _shown_vm(vm: Heard) -> ShownVm:
@@ -142,6 +160,20 @@ def _gap(states: Iterable[Snapshot], now: float) -> str:
     return ""
 
 
+def _split(split: Mapping[str, Sequence[str]]) -> str:
+    """Return that events are open in several partitions, and which; empty if there are none."""
+    if not split:
+        return ""
+    key, partitions = next(iter(split.items()))
+    event_id = key.rpartition("/")[-1]
+    where = " and ".join(partitions)
+    if len(split) == 1:
+        subject = f"1 event is open in several partitions ({event_id} in {where})"
+    else:
+        subject = f"{len(split)} events are open in several partitions ({event_id} in {where})"
+    return f"{subject}: Azure's messages and the records of the VMs must be in the same partition"
+
+
 # ---- the metrics of this instance
 
 
@@ -158,9 +190,15 @@ def _counts(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) -
         metrics.POISON: _by_label(figures.poison),
         metrics.ERRORS: _by_label(figures.errors),
         metrics.MISSING: {(): figures.missing},
+        metrics.AZURE_MESSAGES: _by_label(figures.azure_messages),
+        metrics.FIRST_NOTICES: _by_label(figures.first_notices),
+        metrics.ENDS: _by_label(figures.ends),
+        metrics.CONTRADICTIONS: {(): figures.contradictions},
         metrics.LOST_SNAPSHOTS: {(): lost},
         metrics.NEWER_SNAPSHOTS: {(): len(keeper.refused)},
         metrics.UNKNOWN_EVENTS: {(): unknown},
+        metrics.SPLIT_EVENTS: {(): len(keeper.split)},
+        metrics.AZURE_VMS: {(): len(_vms_without_agent(states))},
         metrics.PARTITIONS: {(): len(states)},
         metrics.CONNECTED: {(): int(reading.connected)},
         metrics.LAG_RECORDS: {(name,): records for name, (records, _) in lag},

@@ -29,6 +29,7 @@ from notbefore.fleet.snapshot import (
     Snapshot,
     compressed,
     read_snapshot,
+    split_events,
 )
 from notbefore.fleet.snapshot_store import (
     FAILURES,
@@ -150,6 +151,8 @@ class Keeper:
         self.others = Others(parts.snapshots, self.partitions)
         # partition of the hub -> its last record when this client began; -1: none
         self.ends: dict[str, int] = {}
+        # events of this instance that are open in several partitions, and these partitions
+        self.split: dict[str, list[str]] = {}
 
     @property
     def folds(self) -> list[Partition]:
@@ -180,6 +183,21 @@ class Keeper:
             self.hub_trouble = text
         elif part == "store":
             self.hub_trouble = f"the checkpoint store: {text}"
+
+    async def find_split(self) -> None:
+        """Find the events that are open in several partitions, and log the new ones."""
+        own_states = {fold.name: fold.state for fold in self.folds}
+        if any(fold.events.has_word_of_azure for fold in self.folds):
+            await self.others.look()
+        split = split_events({**self.others.found, **own_states})
+        for key, partitions in split.items():
+            if key not in self.split:
+                log.warning("the event %s is open in the partitions %s", key, ", ".join(partitions))
+        self.split = {
+            key: partitions
+            for key, partitions in split.items()
+            if not own_states.keys().isdisjoint(partitions)
+        }
 
     # ---- taking over and letting go
 

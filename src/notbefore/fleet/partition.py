@@ -19,11 +19,20 @@ import msgspec
 
 from notbefore.core.event_types import event_type_of
 from notbefore.core.outbox_rows import OutboxImage
+from notbefore.fleet.azure_messages import AzureMessages, AzureReport, read_record
 from notbefore.fleet.history import PastEvent
-from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report, read
+from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report
 from notbefore.fleet.silence import FORGET_SECONDS, Silence
-from notbefore.fleet.snapshot import Closed, Position, Snapshot, Unknown
-from notbefore.fleet.story import OVER, STRENGTH, Standing, Story, from_unix
+from notbefore.fleet.snapshot import AzureVm, Closed, Position, Snapshot, Unknown
+from notbefore.fleet.story import (
+    AZURE_CLAIMS,
+    OVER,
+    STRENGTH,
+    AzureWord,
+    Standing,
+    Story,
+    from_unix,
+)
 from notbefore.fleet.waves import (
     Grouping,
     Notification,
@@ -46,7 +55,12 @@ MAX_OPEN_OF_GROUP: Final = 5_000  # of one resource group: its VMs can report an
 MAX_OPEN_OF_ONE: Final = 1_000  # of one VM that reported them first
 MAX_UNKNOWN: Final = 1_000  # events that are listed in heartbeats and were not reported
 UNKNOWN_SECONDS: Final = 3_600.0  # after which such an event is forgotten if no VM lists it
+MAX_AZURE_VMS: Final = 5_000  # VMs that only Azure has named
+AZURE_VM_SECONDS: Final = 30 * 86_400.0  # after which such a VM is forgotten
 NAMES_OF_ONE: Final = 4_096  # characters of VMs' names that count as one more open event
+
+# the results of records: of the messages in one record, the first one counts
+RESULTS: Final = ("news", "poison", "late", "known", "skipped")
 
 log = logging.getLogger("notbefore.fleet.partition")
 
@@ -57,8 +71,9 @@ class Events:
     ``state``: the snapshot that keeps them, changed in place.
     """
 
-    def __init__(self, grouping: Grouping, state: Snapshot) -> None:
+    def __init__(self, grouping: Grouping, state: Snapshot, figures: PartitionFigures) -> None:
         self.waves = Waves(grouping, state.waves)
+        self._figures = figures
         self.open: dict[str, Story] = {}  # by resource group and EventId
         self._state = state
         self._limit = grouping.over_after
@@ -126,6 +141,47 @@ class Events:
             return self._add(story, report, now, Standing.NEW)
         return self._add(story, report, now, closed.standing)
 
+    def report_of_azure(self, report: AzureReport, now: float) -> str:
+        """Apply a report of Azure; return its result (``PartitionFigures``).
+
+        Raises ``PoisonError`` if there is no room.
+        """
+        time = from_unix(now)
+        if report.time is not None:
+            time = min(report.time, time)
+        self._note_azure_vms(report, now)
+
+        key = report.place.group + report.event.key
+        story = self._known(key, now)
+        if story is not None:
+            is_of_earlier = story.began is not None and time < story.began
+            if is_of_earlier and AZURE_CLAIMS[report.status] not in OVER:
+                return "late"  # about the earlier event with this id
+            return self._add_azure(story, report, time, now, Standing.NEW)
+
+        self._state.unknown.pop(key, None)
+        closed = self._state.closed.get(key)
+        if closed is None:
+            story = self._begin_with_azure(report, time)
+            return self._add_azure(story, report, time, now, Standing.NEW)
+        if not _is_corrected(closed, AZURE_CLAIMS[report.status]):
+            return "late"
+
+        story = self._begin_with_azure(report, time)
+        self._resume(story, closed, time)
+        story.was_over = time <= closed.over
+        return self._add_azure(story, report, time, now, closed.standing)
+
+    def _note_azure_vms(self, report: AzureReport, now: float) -> None:
+        """Note the VMs of a report that have not reported anything themselves."""
+        azure_vms = self._state.azure_vms
+        for name in report.event.resources:
+            key = report.place.group + name.casefold()
+            if key in self._state.heard:
+                continue
+            if key in azure_vms or len(azure_vms) < MAX_AZURE_VMS:
+                azure_vms[key] = AzureVm(name, report.place, now)
+
     def listed(self, group: str, event_ids: Iterable[str], now: float) -> None:
         """Note that a VM lists these events: they are not over."""
         for event_id in event_ids:
@@ -159,9 +215,41 @@ class Events:
         if _weight(report.resources) > weight and self._is_full(story):
             raise PoisonError("too_many", f"VMs of open events of {story.sender}")
 
+        if story.azure is None and not story.reported:
+            self._figures.first_notices["vm"] += 1
         story.heard_at = now
         place = story.place
+        was_contradicted = story.is_contradicted
         is_news = story.add(report)
+        self._figures.contradictions += story.is_contradicted and not was_contradicted
+        self._count(story, _weight(story.event.resources) - weight)
+        if is_news:
+            self._locate(story)
+            self._note(story, now, notified)
+            return "news"
+
+        if story.place != place:
+            self.waves.route(story)
+        return "known"
+
+    def _add_azure(
+        self, story: Story, report: AzureReport, time: datetime, now: float, notified: Standing
+    ) -> str:
+        """Add a report of Azure to its story; the rest is as in ``_add``."""
+        weight = _weight(story.event.resources)
+        if _weight(report.event.resources) > weight and self._is_full(story):
+            raise PoisonError("too_many", f"VMs of open events of {story.group}")
+
+        if story.azure is None and not story.reported:
+            self._figures.first_notices["azure"] += 1
+        # a message may come hours late: the event was last heard of when Azure sent it
+        story.heard_at = max(story.heard_at, time.timestamp())
+        place = story.place
+        was_contradicted = story.is_contradicted
+        is_news = story.add_azure(report, time, now)
+        if self._is_overdue(story, now):
+            story.give_up()
+        self._figures.contradictions += story.is_contradicted and not was_contradicted
         self._count(story, _weight(story.event.resources) - weight)
         if is_news:
             self._locate(story)
@@ -174,9 +262,16 @@ class Events:
 
     def _begin(self, report: Report) -> Story:
         """Begin a story; the caller must also add the report. Raises ``PoisonError``."""
-        story = Story.begin(report)
+        return self._keep_new(Story.begin(report))
+
+    def _begin_with_azure(self, report: AzureReport, time: datetime) -> Story:
+        """Begin a story; the caller must also add the report. Raises ``PoisonError``."""
+        return self._keep_new(Story.begin_with_azure(report, time))
+
+    def _keep_new(self, story: Story) -> Story:
+        """Keep a new story. Raises ``PoisonError``."""
         if self._is_full(story):
-            raise PoisonError("too_many", f"open events of {story.sender}")
+            raise PoisonError("too_many", f"open events of {story.sender or story.group}")
         self._keep(story)
         first_key = self._first_keys.setdefault(story.event.key, story.key)
         story.shares_id = first_key != story.key
@@ -191,11 +286,17 @@ class Events:
         if report.reason == "came_back":
             story.nth = closed.nth + 1
             story.began = min(report.time, from_unix(now))
+            del self._state.closed[story.key]
         else:
-            story.nth = closed.nth
-            story.late = report.time.timestamp() <= closed.at
-        del self._state.closed[story.key]
+            self._resume(story, closed, report.time)
         return story
+
+    def _resume(self, story: Story, closed: Closed, time: datetime) -> None:
+        """Let a new story continue an event that is closed, because of a report of ``time``."""
+        story.nth = closed.nth
+        story.late = time.timestamp() <= closed.at
+        story.azure = closed.azure
+        del self._state.closed[story.key]
 
     def _note(self, story: Story, now: float, notified: Standing) -> None:
         """Note that an event is new or has changed, and which VMs it has deleted."""
@@ -258,6 +359,11 @@ class Events:
     def may_have_moved(self) -> bool:
         """Whether there are events that were last heard of before partitions were added."""
         return any(story.heard_at <= self._state.resized_at for story in self.open.values())
+
+    @property
+    def has_word_of_azure(self) -> bool:
+        """Whether Azure has reported an event that is open."""
+        return any(story.azure is not None for story in self.open.values())
 
     def follow(self, others: Iterable[Snapshot], now: float) -> set[str]:
         """Leave the events to other partitions that have heard of them later.
@@ -371,6 +477,9 @@ class Events:
         for vm, vanished_at in list(self._state.vanished.items()):
             if now - vanished_at >= FORGET_SECONDS:
                 del self._state.vanished[vm]
+        for key, azure_vm in list(self._state.azure_vms.items()):
+            if now - azure_vm.at > AZURE_VM_SECONDS:
+                del self._state.azure_vms[key]
         for key, unknown in list(self._state.unknown.items()):
             if now - unknown.last > UNKNOWN_SECONDS:
                 del self._state.unknown[key]
@@ -490,6 +599,7 @@ class Events:
 
         if len(self._state.past) < MAX_WAITING:  # the writer deletes the first ones once written
             self._state.past.append(PastEvent.closed_at(now, story))
+        self._figures.ends[story.ended_by] += 1
 
         event_key = story.event.key
         if story.shares_id:
@@ -501,6 +611,7 @@ class Events:
             nth=story.nth,
             over=_over_since(story, now),
             wave_key=wave_key,
+            azure=story.azure,
         )
 
 
@@ -520,7 +631,7 @@ class Partition:
         self.name = name
         self.figures = figures or PartitionFigures()
         self.state = state
-        self.events = Events(grouping, state)
+        self.events = Events(grouping, state, self.figures)
         self.silence = Silence(grouping, state.silent, state.heard)
         self.missing = Silence(grouping, state.missing, state.expected, missing=True)
         self._every_waves = (self.events.waves, self.silence.waves, self.missing.waves)
@@ -589,7 +700,7 @@ class Partition:
     def _apply(self, body: bytes, at: Position) -> str:
         """Apply a record; return its result: see ``PartitionFigures``."""
         try:
-            return self._take(read(body), at.enqueued)
+            return self._take(read_record(body), at.enqueued)
         except PoisonError as poison:
             return self._set_aside(poison)
         except Exception as error:  # noqa: BLE001 - unforeseen: it does not stop the other records
@@ -597,16 +708,38 @@ class Partition:
             detail = f"please report it: {type(error).__name__}: {error}"
             return self._set_aside(PoisonError("failed", detail), error)
 
-    def _take(self, record: Report | Beat | None, now: float) -> str:
+    def _take(self, record: Report | Beat | AzureMessages | None, now: float) -> str:
         """Apply a decoded record; return its result. Raises ``PoisonError``."""
         if record is None:
             return "skipped"
+        if isinstance(record, AzureMessages):
+            return self._take_azure(record, now)
 
         self.silence.hear(record, now)
+        self.state.azure_vms.pop(record.place.group + record.vm, None)
         if isinstance(record, Report):
             return self.events.report(_in_time(record, now), now)
         self.events.listed(record.place.group, record.listed, now)
         return "beat"
+
+    def _take_azure(self, messages: AzureMessages, now: float) -> str:
+        """Apply Azure's messages; return the result of the record, which may have several."""
+        results: set[str] = set()
+        if messages.skipped:
+            self.figures.azure_messages["skipped"] += messages.skipped
+            results.add("skipped")
+        for reason in messages.unreadable:
+            results.add(self._set_aside(PoisonError("wrong_shape", reason)))
+
+        for report in messages.reports:
+            self.figures.azure_messages[report.status] += 1
+            if report.time is not None:
+                self.figures.note_azure_delay(now - report.time.timestamp())
+            try:
+                results.add(self.events.report_of_azure(_azure_in_time(report, now), now))
+            except PoisonError as poison:
+                results.add(self._set_aside(poison))
+        return min(results, key=RESULTS.index, default="skipped")
 
     def _set_aside(self, poison: PoisonError, error: Exception | None = None) -> str:
         """Count a record that is not used; log the first one of each partition and reason."""
@@ -750,6 +883,19 @@ def _in_time(report: Report, now: float) -> Report:
     return msgspec.structs.replace(report, time=time, first_seen=first_seen, not_before=not_before)
 
 
+def _azure_in_time(report: AzureReport, now: float) -> AzureReport:
+    """Correct impossible times of a report of Azure by the hub's clock, which shows ``now``."""
+    latest = from_unix(now)
+    event = report.event
+    if event.not_before is not None and abs(event.not_before - latest) >= YEAR:
+        event = msgspec.structs.replace(event, not_before=None)
+
+    time = report.time
+    if time is not None and time < latest - YEAR:
+        time = None
+    return msgspec.structs.replace(report, event=event, time=time)
+
+
 # ---- the weight of an event
 
 
@@ -758,7 +904,10 @@ def _bounds(story: Story) -> dict[str, int]:
 
     They are those of the partition, of its group, and of the VM that reported it first.
     """
-    return {"": MAX_OPEN, story.group: MAX_OPEN_OF_GROUP, story.sender: MAX_OPEN_OF_ONE}
+    bounds = {"": MAX_OPEN, story.group: MAX_OPEN_OF_GROUP}
+    if story.sender:
+        bounds[story.sender] = MAX_OPEN_OF_ONE
+    return bounds
 
 
 def _weight(resources: tuple[str, ...]) -> int:
@@ -807,7 +956,7 @@ def _is_under_way(story: Story, now: float) -> bool:
 def _begins_again(story: Story, report: Report, now: float) -> bool:
     """Whether a report is about a new event that has the id of an open one."""
     # an event that is not over is still the same one
-    if story.standing not in OVER:
+    if story.standing not in OVER or _has_azure_end(story.azure):
         return False
     return _came_back(report, _over_since(story, now))
 
@@ -825,11 +974,18 @@ def _came_back(report: Report, over: datetime) -> bool:
 def _reopens(closed: Closed, report: Report) -> bool:
     """Whether a report reopens a closed event, or is about a new one with its id."""
     if report.reason == "came_back":
-        return _came_back(report, closed.over)
+        return not _has_azure_end(closed.azure) and _came_back(report, closed.over)
+    return _is_corrected(closed, STRENGTH[report.change])
 
+
+def _is_corrected(closed: Closed, claim: Standing) -> bool:
+    """Whether a claim knows more of a closed event than the reports of its end."""
     # a finished event stays finished
     if closed.standing not in (Standing.CANCELED, Standing.ENDED):
         return False
+    return claim > closed.standing
 
-    # this VM has seen more than those that reported the end
-    return STRENGTH[report.change] > closed.standing
+
+def _has_azure_end(azure: AzureWord | None) -> bool:
+    """Whether Azure has said how an event ended: then it is over for good."""
+    return azure is not None and azure.end is not None

@@ -12,14 +12,17 @@ from msgspec.structs import asdict, replace
 from notbefore.core.event_types import event_type_of
 from notbefore.core.text import natural, one_line, some_of
 from notbefore.fleet.hub_records import Place
+from notbefore.fleet.story import Story
 from notbefore.fleet.waves import (
     Wave,
     affected,
+    azure_status,
     by_progress,
     event_of_wave,
     place_of,
     reporters,
 )
+from notbefore.wording.phrases import reporters as reporters_in_words
 
 # the fields that a mute may match
 MATCHERS: Final = (
@@ -60,6 +63,7 @@ class EventFacts(Struct, frozen=True, kw_only=True):
     not_before: datetime | None
     started: datetime | None  # the first start
     description: str | None = None
+    azure_status: str | None = None  # the last status that Azure itself has reported of all events
 
     @property
     def is_advice(self) -> bool:
@@ -77,7 +81,13 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
     under_way: int  # events that have started
     over: int  # events that are over
     seconds_to_not_before: float | None
+    without_agent: tuple[str, ...] = ()  # those of ``vms`` that report nothing themselves
     group: str = ""  # the name of its scale set, else of its resource group: see ``coming``
+
+    @property
+    def reporters(self) -> str:
+        """Who has reported it: ``Azure and 3 VMs``."""
+        return reporters_in_words(self.reported_by, by_azure=self.azure_status is not None)
 
     @property
     def to_come(self) -> int:
@@ -106,6 +116,7 @@ class PlaceUnderWay(Struct, frozen=True, kw_only=True):
     region: str
     started: datetime | None  # the first start
     vms: tuple[str, ...]  # those that an event under way affects
+    without_agent: tuple[str, ...]  # those of them that report nothing themselves
     under_way: int  # events
     over: int
     to_come: int
@@ -140,6 +151,8 @@ class FleetEvents(Struct, frozen=True):
     missing: tuple[str, ...]  # VMs of the inventory that were never heard from, or not for a day
     # whether the events of all partitions are known, though perhaps not what is new
     complete: bool = True
+    # VMs that Azure has reported an event of in the last 30 days, and that report nothing
+    without_agent: tuple[str, ...] = ()
 
 
 # ---- filters
@@ -196,14 +209,18 @@ def _matches(
 # ---- waves
 
 
-def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
+def coming(
+    waves: Iterable[Wave], now: datetime, without_agent: Collection[str] = ()
+) -> tuple[ShownWave, ...]:
     """Return the waves that are not over: those with events to come first, by the time left.
+
+    ``without_agent``: the keys of VMs that report nothing themselves.
 
     Groups of one name in several places have their subscription and resource group in front.
     """
     open_waves: list[ShownWave] = []
     for wave in _newest(waves):
-        shown_wave = shown(wave, now)
+        shown_wave = shown(wave, now, without_agent)
         if shown_wave.over < shown_wave.events:
             open_waves.append(shown_wave)
 
@@ -240,8 +257,8 @@ def _group(wave: ShownWave) -> Named:
     return wave.subscription, "", wave.resource_group
 
 
-def shown(wave: Wave, now: datetime) -> ShownWave:
-    """Return a wave, which must have stories, as it is at ``now``."""
+def shown(wave: Wave, now: datetime, without_agent: Collection[str] = ()) -> ShownWave:
+    """Return a wave, which must have stories, as it is at ``now``; the rest is as in ``coming``."""
     stories = list(wave.stories.values())
     standing = wave.standing
     event = event_of_wave(wave, standing)
@@ -271,6 +288,7 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
         not_before=event.not_before,
         started=min(starts, default=None),
         description=event.description or None,
+        azure_status=azure_status(stories),
         status=standing.name.lower(),
         vms_to_come=tuple(vms_to_come),
         vms_under_way=tuple(vms_under_way),
@@ -278,7 +296,21 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
         under_way=len(progress.under_way),
         over=len(progress.over),
         seconds_to_not_before=seconds_to_not_before,
+        without_agent=_names_without_agent(stories, without_agent),
     )
+
+
+def _names_without_agent(
+    stories: Iterable[Story], without_agent: Collection[str]
+) -> tuple[str, ...]:
+    """Return the names of the affected VMs that report nothing themselves."""
+    names: set[str] = set()
+    if without_agent:
+        for story in stories:
+            for name in story.event.resources:
+                if story.group + name.casefold() in without_agent:
+                    names.add(name)
+    return tuple(sorted(names, key=natural))
 
 
 def under_way(waves: Iterable[ShownWave]) -> list[PlaceUnderWay]:
@@ -294,8 +326,10 @@ def under_way(waves: Iterable[ShownWave]) -> list[PlaceUnderWay]:
 def _place_under_way(place: tuple[str, ...], waves: list[ShownWave]) -> PlaceUnderWay:
     waves.sort(key=_first_vm_under_way)
     vms: dict[str, None] = {}
+    without_agent: list[str] = []
     starts: list[datetime] = []
     for wave in waves:
+        without_agent += wave.without_agent
         vms.update(dict.fromkeys(wave.vms_under_way))
         if wave.started is not None:
             starts.append(wave.started)
@@ -308,6 +342,7 @@ def _place_under_way(place: tuple[str, ...], waves: list[ShownWave]) -> PlaceUnd
         region=first.region,
         started=min(starts, default=None),
         vms=tuple(vms),
+        without_agent=tuple(without_agent),
         under_way=sum(wave.under_way for wave in waves),
         over=sum(wave.over for wave in waves),
         to_come=sum(wave.to_come for wave in waves),

@@ -2,6 +2,7 @@
 
 import errno
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -11,14 +12,15 @@ from msgspec import Struct
 
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
+from notbefore.fleet.hub_records import Place
 from notbefore.fleet.silence import Heard
-from notbefore.fleet.story import Standing
+from notbefore.fleet.story import OVER, AzureWord, Standing
 from notbefore.fleet.waves import OpenWaves, Wave
 
 # The version of a snapshot's form. Forms only add fields at the end, so that a version also reads
 # the previous one; what cannot be added needs a reader of its own.
-FORM: Final = 8
-PREVIOUS_FORM: Final = 7
+FORM: Final = 9
+PREVIOUS_FORM: Final = 8
 HEAD_BYTES: Final = 8  # of a snapshot, which contain its form
 LOST_SECONDS: Final = 3_600.0  # after a loss; by then all VMs have sent heartbeats
 REPORT_SECONDS: Final = 60.0  # for the report of an event that a VM lists in a heartbeat
@@ -54,6 +56,15 @@ class Closed(Struct, array_like=True):
     nth: int  # see ``Story``
     over: datetime  # the last VM's report of the end
     wave_key: str = ""  # the event key of its wave; empty if no one was notified of it
+    azure: AzureWord | None = None  # what Azure has said about it
+
+
+class AzureVm(Struct, array_like=True):
+    """A VM that Azure has reported an event of, and that has not reported anything itself."""
+
+    name: str
+    place: Place
+    at: float  # when Azure reported the last one, in Unix seconds of the hub's clock
 
 
 class Snapshot(Struct, array_like=True):
@@ -87,10 +98,22 @@ class Snapshot(Struct, array_like=True):
     resized_at: float = 0.0  # when the hub was found to have more partitions; 0: never
     # by event key: waves that other partitions had then, and that may continue here
     elsewhere: dict[str, Wave] = {}
+    azure_vms: dict[str, AzureVm] = {}  # VMs that Azure has named: see ``AzureVm``
 
     def was_lost(self, now: float) -> bool:
         """Whether a snapshot was lost so recently that events may still be missing."""
         return self.lost_at > 0 and now - self.lost_at < LOST_SECONDS
+
+    def open_events(self) -> set[str]:
+        """Return the keys of events that are not over, and were heard of since partitions were
+        added.
+        """
+        keys: set[str] = set()
+        for wave in self.waves.values():
+            for story in wave.stories.values():
+                if story.standing not in OVER and story.heard_at > self.resized_at:
+                    keys.add(story.key)
+        return keys
 
     def unknown_events(self, now: float) -> int:
         """Count the events that VMs list and that were not reported in time."""
@@ -159,3 +182,15 @@ def read_snapshot(body: bytes) -> Snapshot:
         raise ValueError(f"a snapshot of form {snapshot.form}, expected {FORM}")
     snapshot.form = FORM
     return snapshot
+
+
+def split_events(states: Mapping[str, Snapshot]) -> dict[str, list[str]]:
+    """Return the events that are open in several partitions, and these partitions.
+
+    ``states``: partition -> its state. Azure's messages and the VMs' records meet only within one.
+    """
+    partitions: dict[str, list[str]] = {}
+    for name, state in states.items():
+        for key in state.open_events():
+            partitions.setdefault(key, []).append(name)
+    return {key: names for key, names in partitions.items() if len(names) > 1}

@@ -1,20 +1,23 @@
-"""``Story``: one event, merged from the reports of many VMs. Pure.
+"""``Story``: one event, merged from the reports of many VMs and of Azure itself. Pure.
 
 The result depends neither on the order of the reports nor on their repetition: the strongest claim
-counts (``STRENGTH``). People are notified once of each step between two standings (``STEPS``).
+counts (``STRENGTH``). Azure is one more reporter, but no VM: its word about the end counts more
+than what VMs list. People are notified once of each step between two standings (``STEPS``).
 """
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from enum import IntEnum
 from sys import intern
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind, Outcome
-from notbefore.core.document import Event
+from notbefore.core.document import STARTED, Event
 from notbefore.core.event_types import event_type_of
+from notbefore.fleet.azure_messages import CANCELED, COMPLETED, AzureReport, AzureStatus
 from notbefore.fleet.hub_records import Place, Report
 
 
@@ -38,6 +41,17 @@ STRENGTH: Final[dict[LifecycleKind, Standing]] = {
     "finished": Standing.FINISHED,  # it had started, and is over
 }
 """Change -> the claim that a VM makes by it. Of two claims, that of the VM that saw more counts."""
+
+AZURE_CLAIMS: Final[dict[AzureStatus, Standing]] = {
+    "Scheduled": Standing.SCHEDULED,
+    "Started": Standing.STARTED,
+    "Completed": Standing.FINISHED,
+    "Canceled": Standing.CANCELED,
+}
+"""Azure's status -> the claim that Azure makes by it."""
+
+_STATUS_ORDER: Final[tuple[AzureStatus, ...]] = ("Scheduled", "Started", "Canceled", "Completed")
+"""Azure's statuses, the last one that an event can have at the end: it never goes back."""
 
 OUTCOMES: Final[dict[Standing, Outcome]] = {
     Standing.ENDED: "unknown",
@@ -74,11 +88,20 @@ STEPS: Final[dict[Standing, dict[Standing, LifecycleKind]]] = {
 }
 """Last notified standing -> standing now -> the change to notify of. Other pairs have none."""
 
-DETAILS: Final = ("resources", "description", "event_source", "duration")
+WORDING: Final = ("description", "event_source", "duration")
+"""The fields of an event that are news only from a VM: Azure may word them differently."""
+
+DETAILS: Final = ("resources", *WORDING)
 """The fields of an event that a VM may not know: older api-versions do not have all of them."""
+
+EndedBy = Literal["azure", "vms", "both", "nobody"]
+"""Who knows how an event has ended."""
 
 Source = tuple[datetime, str, str]
 """Where a value is from: the time, the VM and the change id of a report. The greatest is newest."""
+
+BEFORE_ALL_VMS: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The time in the ``Source`` of Azure's wording: that of any VM is newer."""
 
 # bytes of the names of the VMs that report one event: a scale set has 1,000 VMs
 MAX_REPORTERS: Final = 256 * 1024
@@ -91,17 +114,44 @@ class Measures(Struct, frozen=True):
     interruption: float | None = None
 
 
-class Story(Struct, array_like=True):
-    """One event, as the VMs of one group report it.
+class AzureWord(Struct, array_like=True, frozen=True):
+    """All that Azure itself has said about an event."""
 
-    Mutable: only ``add``, ``Partition`` and ``Waves`` change it.
+    status: AzureStatus  # the last one of ``_STATUS_ORDER``
+    resource_id: str  # of the VM, the scale set or the availability set
+    over: datetime | None = None  # when Azure said that it is over
+    # the seconds between its first message and NotBefore; 0 if it had started by then
+    notice: float | None = None
+
+    @property
+    def end(self) -> Standing | None:
+        """The end that Azure has reported."""
+        if self.status == COMPLETED:
+            return Standing.FINISHED
+        if self.status == CANCELED:
+            return Standing.CANCELED
+        return None
+
+    def followed_by(self, report: AzureReport, time: datetime) -> "AzureWord":
+        """Return what Azure has said together with another report, in whichever order."""
+        over = self.over
+        if AZURE_CLAIMS[report.status] in OVER:
+            over = min(over or time, time)
+        statuses = (self.status, report.status)
+        return replace(self, status=max(statuses, key=_STATUS_ORDER.index), over=over)
+
+
+class Story(Struct, array_like=True):
+    """One event, as Azure and the VMs of one group report it.
+
+    Mutable: only ``add``, ``add_azure``, ``Partition`` and ``Waves`` change it.
     """
 
     event: Event  # the newest content that was reported
     place: Place  # what its VMs have in common, as far as they were heard from
     first_seen: datetime  # by the first VM that saw it
     group: str  # subscription and resource group, as ``Place.group`` writes them
-    sender: str  # the VM that reported it first, after its group
+    sender: str  # the VM that reported it first, after its group; empty: Azure did
     newest: Source  # where the content is from
     dated: Source  # the same for NotBefore
     claim: Standing = Standing.NEW  # the strongest claim
@@ -125,6 +175,9 @@ class Story(Struct, array_like=True):
     older: dict[str, Source] = {}  # of ``DETAILS``: where those are from that ``newest`` has not
     gone: set[str] = set()  # VMs that have vanished or fallen silent: their last words do not count
     joined: set[str] = set()  # affected VMs, in one case, that no notification has named here
+    azure: AzureWord | None = None
+    by_azure: bool = False  # ``place`` is Azure's: that of any VM says more
+    was_over: bool = False  # VMs reported its end before it was closed, and then opened again
 
     @classmethod
     def begin(cls, report: Report) -> "Story":
@@ -140,6 +193,23 @@ class Story(Struct, array_like=True):
             newest=source,
             dated=source,
             exercise=report.exercise,
+        )
+
+    @classmethod
+    def begin_with_azure(cls, report: AzureReport, time: datetime) -> "Story":
+        """Begin a story with Azure's first report of an event; the caller must also ``add_azure``
+        it.
+        """
+        source = (BEFORE_ALL_VMS, "", "")
+        return cls(
+            event=report.event,
+            place=Place(),
+            first_seen=time,
+            group=report.place.group,
+            sender="",
+            newest=source,
+            dated=source,
+            older=dict.fromkeys(WORDING, source),
         )
 
     @property
@@ -166,6 +236,7 @@ class Story(Struct, array_like=True):
         if not self._reserve_room(report.vm):
             return False
 
+        was_awaiting = self.awaits_reports
         self._take_word(report)
         self._take_claim(report)
         self._take_times(report)
@@ -175,7 +246,34 @@ class Story(Struct, array_like=True):
         self.gone.discard(report.vm)
 
         standing_changed = self._judge_again()
-        return content_changed or standing_changed
+        return content_changed or standing_changed or was_awaiting is not self.awaits_reports
+
+    def add_azure(self, report: AzureReport, time: datetime, now: float) -> bool:
+        """Apply a report of Azure; return whether it has changed the standing or content.
+
+        ``time``: when Azure sent it. ``now``: when the hub accepted it, in Unix seconds.
+        """
+        was_awaiting = self.awaits_reports
+        if self.azure is None:
+            self.azure = AzureWord(
+                status=report.status,
+                resource_id=report.resource_id,
+                notice=_notice_of(report, now),
+            )
+        self.azure = self.azure.followed_by(report, time)
+        self.claim = max(self.claim, AZURE_CLAIMS[report.status])
+
+        self.first_seen = min(self.first_seen, time)
+        if report.status == STARTED:
+            self.started = min(self.started or time, time)
+        if self.place == Place():
+            self.place = report.place
+            self.by_azure = True
+        content_changed = self._take_content_of_azure(report, time)
+        self._find_over()
+
+        standing_changed = self._judge_again()
+        return content_changed or standing_changed or was_awaiting is not self.awaits_reports
 
     def leave_out(self, vms: set[str]) -> bool:
         """Leave out these VMs, and no others; return whether the standing has changed."""
@@ -188,6 +286,9 @@ class Story(Struct, array_like=True):
         Once the place of an affected VM is known, only those of affected VMs count.
         """
         place = place.completed_by(self.place)
+        if self.by_azure:
+            self.place = Place()
+            self.by_azure = False
         self.place = self.place.completed_by(place)
         is_first = self.place == Place()
         is_first_affected = affected and not self.by_affected
@@ -196,6 +297,40 @@ class Story(Struct, array_like=True):
             self.by_affected = affected
         elif affected == self.by_affected:
             self.place = self.place.shared(place)
+
+    @property
+    def awaits_reports(self) -> bool:
+        """Whether the event is over, and more is to be expected about its end soon.
+
+        After Azure's word, VMs report the interruption. If VMs do not know the end, Azure does.
+        """
+        if self.azure is None or self.given_up:
+            return False
+        if self.azure.end is None:
+            return self.standing is Standing.ENDED
+        return any(word <= 0 and vm not in self.gone for vm, word in self.reported.items())
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether Azure says that the event was canceled, after its start was seen."""
+        if self.azure is None or self.azure.end is not Standing.CANCELED:
+            return False
+        return self.standing is Standing.FINISHED
+
+    @property
+    def ended_by(self) -> EndedBy:
+        """Who knows how the event, which is over, has ended."""
+        by_azure = self.azure is not None and self.azure.end is not None
+        by_vms = self._is_over() and self.standing is not Standing.ENDED
+        if self.was_over:  # VMs did not know how: Azure has said more since
+            return "azure"
+        if by_azure and by_vms:
+            return "both"
+        if by_azure:
+            return "azure"
+        if by_vms:
+            return "vms"
+        return "nobody"
 
     def give_up(self) -> None:
         """End the event, as its limit has passed: it is over as far as is known."""
@@ -207,14 +342,15 @@ class Story(Struct, array_like=True):
     def _judge_again(self) -> bool:
         """Judge the event by all reports so far; return whether its standing has changed."""
         standing_before = self.standing
-        is_over = self._is_over()
+        has_azure_end = self.azure is not None and self.azure.end is not None
+        is_over = has_azure_end or self._is_over()
         if is_over:
-            self.given_up = False  # the VMs know it
+            self.given_up = False  # Azure or the VMs know it
         self.standing = self._judge(is_over=is_over)
         return self.standing is not standing_before
 
     def _judge(self, *, is_over: bool) -> Standing:
-        # an event that is over has the strongest end that a VM claimed, else the likely one
+        # an event that is over has the strongest end that was claimed, else the likely one
         if is_over or self.given_up:
             return ENDS_AS.get(self.claim, self.claim)
 
@@ -230,6 +366,9 @@ class Story(Struct, array_like=True):
 
         A VM that is gone without a word about the end does not count.
         """
+        if self.was_over:
+            return True
+
         affected_words: list[int] = []
         for vm in self.event.vms:
             word = self.reported.get(vm)
@@ -275,9 +414,15 @@ class Story(Struct, array_like=True):
         if word == before:
             return
 
-        last_end = max(self.reported.values())
+        self._find_over()
+
+    def _find_over(self) -> None:
+        """Find when the event was over: by the VMs, or by Azure if none has reported it."""
+        last_end = max(self.reported.values(), default=0)
         if last_end > 0:
             self.over = from_unix(last_end / 1000)
+        elif self.azure is not None:
+            self.over = self.azure.over
         else:
             self.over = None
 
@@ -323,6 +468,7 @@ class Story(Struct, array_like=True):
         source = _source_of(report)
         before = self.event
         reported = _event_of(report)
+        worded_by_azure = [name for name in WORDING if self._source_of(name)[0] == BEFORE_ALL_VMS]
 
         details = self._newest_details(reported, source)
         if source >= self.newest:
@@ -333,17 +479,78 @@ class Story(Struct, array_like=True):
         if self.event == before:
             return False
 
-        vms_before = set(before.vms)
-        vms_now = set(self.event.vms)
-        if vms_now != vms_before:
-            self.by_affected = False  # other VMs are affected now
-            self.joined = (self.joined | (vms_now - vms_before)) & vms_now
+        self._note_vms(before)
         if STRENGTH[report.change] in OVER:
             return False  # the step itself is the news
 
         if report.change != "updated":
             before = _completed(before, self.event)
+        before = _with_details(before, self.event, worded_by_azure)
+        return self._is_update(before)
+
+    def _take_content_of_azure(self, report: AzureReport, time: datetime) -> bool:
+        """Keep Azure's newest content; return whether it differs in a way that is worth an update.
+
+        The wording is that of the VMs, if one has reported it, and no news.
+        """
+        source = (time, "", report.status)
+        wording_source = (BEFORE_ALL_VMS, "", f"{time.isoformat()} {report.status}")
+        before = self.event
+
+        not_before = report.event.not_before
+        if not_before is not None and (self.not_before is None or source >= self.dated):
+            self.not_before = not_before
+            self.dated = source
+
+        details: dict[str, Any] = {}
+        sources: dict[str, Source] = {}
+        for name in DETAILS:
+            details[name] = getattr(before, name)
+            sources[name] = self._source_of(name)
+            value = getattr(report.event, name)
+            value_source = wording_source if name in WORDING else source
+            is_newer = _is_missing(details[name]) or value_source >= sources[name]
+            if is_newer and not _is_missing(value):
+                details[name] = value
+                sources[name] = value_source
+
+        event = before
+        if source >= self.newest:
+            self.newest = source
+            event = replace(event, event_type=report.event.event_type)
+            if report.status != CANCELED:
+                event = replace(event, event_status=report.event.event_status)
+        self.event = replace(event, not_before=self.not_before, **details)
+        self.older = {
+            name: value_source
+            for name, value_source in sources.items()
+            if value_source < self.newest and not _is_missing(details[name])
+        }
+
+        self._note_vms(before)
+        if AZURE_CLAIMS[report.status] in OVER:
+            return False  # the step itself is the news
+        before = _with_details(_completed(before, self.event), self.event, WORDING)
+        return self._is_update(before)
+
+    def _is_update(self, before: Event) -> bool:
+        """Whether the event differs from what it was before in a way that is worth an update."""
+        has_started = self.claim >= Standing.STARTED
+        if has_started and before.not_before is None:
+            before = replace(before, not_before=self.not_before)  # too late to prepare for it
         return content(self.event) != content(before)
+
+    def _note_vms(self, before: Event) -> None:
+        """Note which VMs were not affected by the event as it was before."""
+        vms_before = set(before.vms)
+        vms_now = set(self.event.vms)
+        if vms_now != vms_before:
+            self.by_affected = False  # other VMs are affected now
+            self.joined = (self.joined | (vms_now - vms_before)) & vms_now
+
+    def _source_of(self, name: str) -> Source:
+        """Return where the value of one of ``DETAILS`` is from."""
+        return self.older.get(name, self.newest)
 
     def _newest_details(self, reported: Event, source: Source) -> dict[str, Any]:
         """Return the newest known value of each of ``DETAILS``; note where it is from."""
@@ -351,7 +558,7 @@ class Story(Struct, array_like=True):
         for name in DETAILS:
             known = getattr(self.event, name)
             value = getattr(reported, name)
-            known_source = self.older.get(name, self.newest)
+            known_source = self._source_of(name)
             is_newer = _is_missing(known) or source >= known_source
             if not _is_missing(value) and is_newer:
                 details[name] = value
@@ -376,7 +583,23 @@ def _completed(event: Event, other: Event) -> Event:
     """Return an event with the details of another one where it has none."""
     details = {name: getattr(event, name) for name in DETAILS}
     missing = [name for name, value in details.items() if _is_missing(value)]
-    return replace(event, **{name: getattr(other, name) for name in missing})
+    return _with_details(event, other, missing)
+
+
+def _with_details(event: Event, other: Event, names: Collection[str]) -> Event:
+    """Return an event with these details of another one."""
+    return replace(event, **{name: getattr(other, name) for name in names})
+
+
+def _notice_of(report: AzureReport, now: float) -> float | None:
+    """Return the seconds of notice that Azure's first report of an event leaves; ``None`` if it
+    says nothing about its time.
+    """
+    if report.status in (STARTED, COMPLETED):
+        return 0.0
+    if report.event.not_before is None:
+        return None
+    return max(0.0, report.event.not_before.timestamp() - now)
 
 
 def _is_affected(report: Report) -> bool:

@@ -21,6 +21,8 @@ from msgspec.structs import replace
 
 from notbefore.core.change import (
     AS_FAR_AS_KNOWN,
+    AZURE_CANCELED,
+    AZURE_COMPLETED,
     SILENT,
     Change,
     LifecycleKind,
@@ -33,6 +35,7 @@ from notbefore.core.outbox_rows import Schedule
 from notbefore.core.record import WAVE, FleetFacts, Vm
 from notbefore.core.routing import Route, severity_of
 from notbefore.core.text import natural
+from notbefore.fleet.azure_messages import CANCELED, COMPLETED
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.story import OUTCOMES, OVER, STEPS, Standing, Story, content, from_unix
 
@@ -50,6 +53,12 @@ _REASONS: Final[dict[LifecycleKind, Reason]] = {
     "finished": "gone_after_start",
     "ended": "not_watched",
 }
+
+_AZURE_REASONS: Final[dict[str, Reason]] = {
+    COMPLETED: AZURE_COMPLETED,
+    CANCELED: AZURE_CANCELED,
+}
+"""Azure's last status of all events of a wave -> the reason of its end."""
 
 _BY_WEIGHT: Final = (
     Standing.STARTED,
@@ -288,7 +297,10 @@ class Waves:
 
         # with a wave for each event, nothing else can join it
         if grouping.each_event:
-            return now
+            if not story.awaits_reports:
+                return now
+            wait_ends = now + grouping.group_wait
+            return min(wait_ends, wave.due or wait_ends)
 
         # the event with the NotBefore that people expect is over: others may end with it
         is_outdated = standing is not Standing.STARTED and _is_outdated(wave, now)
@@ -550,6 +562,16 @@ def reporters(stories: Iterable[Story]) -> set[str]:
     return names
 
 
+def azure_status(stories: Iterable[Story]) -> str | None:
+    """Return the last status that Azure itself has reported of all of these stories."""
+    statuses: set[str | None] = set()
+    for story in stories:
+        statuses.add(story.azure.status if story.azure is not None else None)
+    if len(statuses) != 1:
+        return None
+    return statuses.pop()
+
+
 def place_of(stories: Iterable[Story]) -> Place:
     """Return what the places of these stories have in common; there must be at least one."""
     first_place, *places = [story.place for story in stories]
@@ -662,6 +684,7 @@ def _facts(stories: list[Story]) -> FleetFacts:
         fleet_reported_by=len(reporters(stories)),
         fleet_under_way=len(progress.under_way),
         fleet_over=len(progress.over),
+        fleet_azure_status=azure_status(stories),
     )
     groups = {story.place.vm_group for story in _named(stories)}
     if len(groups) == 1 or stories[0].event.event_type != SILENT:
@@ -752,6 +775,8 @@ def _reason(wave: Wave, kind: LifecycleKind, standing: Standing) -> Reason:
         return "corrected"
     if standing in OVER and any(story.given_up for story in stories):
         return AS_FAR_AS_KNOWN
+    if standing in OVER:
+        return _AZURE_REASONS.get(azure_status(stories) or "", _REASONS[kind])
     return _REASONS[kind]
 
 

@@ -6,9 +6,9 @@ Each instance has those of its partitions, so that sums over all instances are r
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from notbefore.metrics.families import Family, Metric, counter, gauge
+from notbefore.metrics.families import Family, Metric, counter, gauge, histogram
 from notbefore.metrics.samples import MetricsSnapshot, by_name, samples
-from notbefore.metrics.totals import MAX_SERIES, OTHER, Labels
+from notbefore.metrics.totals import MAX_SERIES, OTHER, Histogram, Labels
 
 # subscription and resource_group are empty, unless the configuration asks for them
 _VMS: Final = ("region", "scale_set", "subscription", "resource_group")
@@ -71,6 +71,40 @@ UNKNOWN_EVENTS: Final = gauge(
     "notbefore_fleet_events_unknown",
     "Events that VMs list in their heartbeats but that no VM has reported.",
 )
+AZURE_MESSAGES: Final = counter(
+    "notbefore_fleet_azure_messages",
+    "Azure's own messages about scheduled events, by EventStatus; `skipped`: about other things.",
+    labels=("event_status",),
+)
+AZURE_DELAY: Final = histogram(
+    "notbefore_fleet_azure_delay_seconds",
+    "Seconds between the eventTime of Azure's messages and their arrival in the hub.",
+)
+FIRST_NOTICES: Final = counter(
+    "notbefore_fleet_first_notices",
+    "Events by who reported them first: `azure`, or a VM (`vm`).",
+    labels=("source",),
+)
+ENDS: Final = counter(
+    "notbefore_fleet_ends",
+    "Ends of events by who knew how they ended: `azure`, `vms`, `both`, or `nobody`. A correction"
+    " counts again.",
+    labels=("known_by",),
+)
+CONTRADICTIONS: Final = counter(
+    "notbefore_fleet_contradictions",
+    "Events that Azure reported as Canceled after their start was seen.",
+)
+SPLIT_EVENTS: Final = gauge(
+    "notbefore_fleet_events_split",
+    "Events of this instance that are open in another partition too, such as Azure's messages in"
+    " one, and the VMs' records in another.",
+)
+AZURE_VMS: Final = gauge(
+    "notbefore_fleet_vms_without_agent",
+    "VMs that Azure reported an event of in the last 30 days, and that have reported nothing"
+    " themselves.",
+)
 PARTITIONS: Final = gauge(
     "notbefore_fleet_partitions",
     "Partitions that this instance reads.",
@@ -95,6 +129,10 @@ CHANGES: Final = counter(
     labels=("change", "event_type"),
 )
 
+# seconds; Event Grid delivers within some seconds, and tries for a day
+AZURE_DELAY_BOUNDS: Final = (1.0, 5.0, 30.0, 120.0, 600.0, 3_600.0, 36_000.0)
+NO_DELAYS: Final = Histogram.empty(AZURE_DELAY_BOUNDS)
+
 # the names of metrics that an agent also has begin with these
 COMMON: Final = (
     "notbefore_deliver",
@@ -108,11 +146,14 @@ Counts = Mapping[Metric, Mapping[Labels, float]]
 """Metric -> label values -> a number."""
 
 
-def fleet_samples(counts: Counts, process: MetricsSnapshot) -> Iterator[Family]:
+def fleet_samples(
+    counts: Counts, process: MetricsSnapshot, azure_delays: Histogram = NO_DELAYS
+) -> Iterator[Family]:
     """Yield every family with its samples.
 
     ``process``: the values of the outbox, the courier and the process.
     """
+    yield Family(AZURE_DELAY, {(): azure_delays}, process.figures.since)
     changes = by_name(CHANGES, process.totals.changes)
     for metric, values in {**counts, CHANGES: changes}.items():
         since = None if metric.kind == "gauge" else process.figures.since

@@ -6,7 +6,7 @@ if there are several.
 
 from typing import Final, NamedTuple
 
-from notbefore.core.change import AS_FAR_AS_KNOWN
+from notbefore.core.change import AS_FAR_AS_KNOWN, AZURE_CANCELED, AZURE_COMPLETED
 from notbefore.core.document import PLATFORM, USER
 from notbefore.core.event_types import (
     FREEZE,
@@ -17,6 +17,7 @@ from notbefore.core.event_types import (
     TERMINATE,
 )
 from notbefore.core.routing import LONG_FREEZE
+from notbefore.core.text import counted
 
 
 class TypePhrases(NamedTuple):
@@ -178,13 +179,18 @@ CRASHED: Final = "Treat {the_vm} as crashed: what was not written to disk is los
 SOURCES: Final = {PLATFORM: "Azure (Platform)", USER: "a user of your subscription (User)"}
 EXERCISE_NOTE: Final = "This is an exercise: nothing has happened, and nothing will."
 CORRECTION: Final = (
-    "This corrects an earlier message: VMs that could not report it before have now reported it."
+    "This corrects an earlier message: Azure or VMs that had not reported it before have now"
+    " reported it."
 )
 
 # about the VMs of a fleet that send no heartbeats
 SILENT: Final = "No heartbeat came for three intervals, and no event explains it."
 # the description of such VMs that are known only from the inventory, as it is stored
 MISSING: Final = "In the inventory, and never heard from, or not for a day."
+# about VMs of a fleet that only Azure has named
+WITHOUT_AGENT: Final = (
+    "Azure reported an event of them in the last 30 days. They have reported nothing themselves."
+)
 HEARD: Final = "All of these VMs send heartbeats again, or are no longer expected."
 SILENT_ADVICE: Final = (
     "Check in the portal whether the VMs run. On one that runs, check `systemctl status notbefore`,"
@@ -207,8 +213,10 @@ REASONS: Final[dict[str, str]] = {
     "empty_answer": "no longer listed since IMDS sends empty answers",
     "not_readable": "no longer listed after a time in which it could not be read",
     "machine_rebooted": "no longer listed after a boot of this VM",
+    AZURE_COMPLETED: "Azure says that it is completed",
+    AZURE_CANCELED: "Azure says that it was canceled",
     AS_FAR_AS_KNOWN: "over as far as is known: not every VM has reported it",
-    "corrected": "a correction: VMs that could not report it before have now reported it",
+    "corrected": "a correction: Azure or VMs that had not reported it before have now reported it",
     "status_went_back": "no longer listed, after it went from Started back to Scheduled",
     "accepted": "Azure accepted it",
     "refused": "Azure refused it",
@@ -222,3 +230,12 @@ REASONS: Final[dict[str, str]] = {
     "state_not_written": "the state could not be written to the disk",
     "switched_off": "approval was disabled meanwhile",
 }
+
+
+def reporters(vms: int, *, by_azure: bool) -> str:
+    """Return who reports an event: ``Azure and 3 VMs``."""
+    if not by_azure:
+        return counted(vms, "VM")
+    if not vms:
+        return "Azure"
+    return f"Azure and {counted(vms, 'VM')}"

@@ -575,12 +575,13 @@ def _id_name(record: Record) -> str:
 
 
 def _reporters(record: Record) -> str:
-    """Return the VM that reports the event, or the number of VMs that do."""
-    if not record.fleet_reported_by:
+    """Return the VM that reports the event, or in a fleet who does: ``Azure and 3 VMs``."""
+    if record.fleet_reported_by is None:
         return record.vm_name or ""
-    if record.fleet_reported_by == 1:
-        return "1 VM"
-    return f"{record.fleet_reported_by} VMs"
+    by_azure = record.fleet_azure_status is not None
+    if by_azure or record.fleet_reported_by:
+        return phrases.reporters(record.fleet_reported_by, by_azure=by_azure)
+    return record.vm_name or ""
 
 
 # ---- the links
