@@ -90,7 +90,9 @@ class Sink(BaseSink):
         service.request_rate_per_sec = 0
         service.socket_connect_timeout = settings.timeout.seconds
         service.socket_read_timeout = settings.timeout.seconds
-        _let_close_alerts(service, url)
+        self._opens_alerts = _opens_alerts(service)
+        if self._opens_alerts:
+            _let_close_alerts(service, url)
         self._service = service
         self._key = _key_attribute(service)
 
@@ -101,6 +103,10 @@ class Sink(BaseSink):
         arguments = notification(message, text, body_format)
         if self._key is not None:
             setattr(self._service, self._key, message.alert_key)
+        if self._opens_alerts:
+            # the plugins of Opsgenie and Jira would close an alert by the id of the request that
+            # opened it: the service accepts that, and closes nothing
+            self._service.store.clear()
         with _AppriseLog() as apprise_log:
             accepted = self._service.notify(**arguments)
 
@@ -137,10 +143,15 @@ def notification(message: Message, text: Text, shown_as: str) -> dict[str, str]:
     return {"notify_type": notify_type, "title": text.title, "body": body, "body_format": "text"}
 
 
-def _let_close_alerts(service: Any, url: str) -> None:
-    """Let the plugin close the alerts that it opens, if it can and the address does not say how."""
+def _opens_alerts(service: Any) -> bool:
+    """Return whether the plugin opens alerts, and chooses by the message what to do with them."""
     actions = service.template_args.get("action", {}).get("values", ())
-    if "map" in actions and "action" not in parse_qs(urlsplit(url).query):
+    return "map" in actions
+
+
+def _let_close_alerts(service: Any, url: str) -> None:
+    """Let the plugin close the alerts that it opens, unless the address says what it does."""
+    if "action" not in parse_qs(urlsplit(url).query):
         service.action = "map"  # `success` closes the alert; other types open one, or add to it
 
 
