@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from notbefore.agent.control_socket import ControlReply, ControlRequest, ask_agent
 from notbefore.errors import NotBeforeError
+from notbefore.process.control_socket import ControlReply, ControlRequest, ask_agent
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get, notbefore, polled
 from support.azure import FUTURE, ID, ME, PEER, body, item

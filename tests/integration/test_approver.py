@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from notbefore.agent.approver import LONG_WAIT, PAUSE, SHORT_WAIT, Approver, ListedEvents
-from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentState
 from notbefore.agent.thread_guard import ThreadGuard
@@ -29,6 +28,7 @@ from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
 from notbefore.imds.answer import ImdsAnswer
 from notbefore.imds.client import ImdsClient
+from notbefore.process.control_socket import ControlReply, ControlRequest
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, eventually
 from support.azure import FUTURE, ID, ME, PEER, body, item

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
-from notbefore.agent import control_socket
-from notbefore.agent.control_socket import (
+from notbefore.errors import NotBeforeError
+from notbefore.process import control_socket
+from notbefore.process.control_socket import (
     NAME,
     ControlReply,
     ControlRequest,
@@ -19,17 +19,19 @@ from notbefore.agent.control_socket import (
     ask_agent,
     listens,
 )
-from notbefore.errors import NotBeforeError
+from notbefore.process.operations import Request
 from support.agent import eventually
-
-NO_STORE = Mock(spec_set=())  # nothing is asked of the store
 
 
 class Desk:
     """Answers requests for approvals with a function."""
 
     def __init__(self, carry_out: Callable[[ControlRequest, str], ControlReply]) -> None:
-        self.answer = carry_out
+        self._carry_out = carry_out
+
+    def answer(self, request: ControlRequest | Request, user: str) -> ControlReply:
+        assert isinstance(request, ControlRequest)
+        return self._carry_out(request, user)
 
 
 def approve_all(_request: ControlRequest, _user: str) -> ControlReply:
@@ -45,7 +47,7 @@ def test_order_is_not_carried_out_when_its_client_has_gone(tmp_path: Path) -> No
         free.wait(60)
         return ControlReply(done=True)
 
-    control = ControlSocket(tmp_path, Desk(carry_out), NO_STORE)
+    control = ControlSocket(tmp_path, Desk(carry_out))
     control.start()
 
     eventually(lambda: listens(tmp_path))
@@ -75,7 +77,7 @@ def test_dripping_client_does_not_block_the_next_one(
 ) -> None:
     monkeypatch.setattr(control_socket, "CLIENT_SECONDS", 0.5)
     stopped = threading.Event()
-    control = ControlSocket(tmp_path, Desk(approve_all), NO_STORE)
+    control = ControlSocket(tmp_path, Desk(approve_all))
     control.start()
 
     eventually(lambda: listens(tmp_path))
@@ -121,7 +123,7 @@ def test_unencodable_answer_is_an_error_and_the_next_request_is_answered(
     def answer(_request: ControlRequest, _user: str) -> ControlReply:
         return ControlReply(done=True, words=next(words))
 
-    listening = ControlSocket(tmp_path, Desk(answer), NO_STORE)
+    listening = ControlSocket(tmp_path, Desk(answer))
     listening.start()
 
     eventually(lambda: listens(tmp_path))
@@ -140,7 +142,7 @@ def test_socket_is_created_again_once_its_deleted_directory_exists(
     monkeypatch.setattr(control_socket, "LOOK_INTERVAL", 0.05)
     directory = tmp_path / "state"
     directory.mkdir()
-    control = ControlSocket(directory, Desk(approve_all), NO_STORE)
+    control = ControlSocket(directory, Desk(approve_all))
     control.start()
 
     eventually(lambda: listens(directory))

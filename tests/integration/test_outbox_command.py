@@ -12,8 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from notbefore.agent.control_socket import ControlSocket, listens
-from notbefore.agent.operations import OutboxReply, OutboxRequest, answer
+from notbefore.agent.desk import AgentDesk, answer
 from notbefore.commands import owner
 from notbefore.commands.owner import ask_owner
 from notbefore.core.clock import Instant
@@ -22,6 +21,8 @@ from notbefore.core.outbox import SendResult
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.errors import NotBeforeError, StoreError
 from notbefore.process.clock import Clock
+from notbefore.process.control_socket import ControlSocket, listens
+from notbefore.process.operations import OutboxReply, OutboxRequest
 from notbefore.store.file import FILE_NAME, StoredState
 from notbefore.store.lock import OwnerLock
 from notbefore.store.store import Store
@@ -129,7 +130,8 @@ def test_outbox_command_changes_nothing_when_it_cannot_write(
 
 def test_deliveries_being_sent_are_left_and_the_reason_is_printed(tmp_path: Path) -> None:
     with closing(Store(tmp_path, Clock())) as store:
-        control = ControlSocket(tmp_path, Mock(spec_set=()), store)  # nothing is approved
+        desk = AgentDesk(Mock(spec_set=()), store)  # nothing is approved
+        control = ControlSocket(tmp_path, desk)
         control.start()
 
         eventually(lambda: listens(tmp_path))

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from notbefore.agent.control_socket import NAME
 from notbefore.commands import drill
 from notbefore.commands.main import main, parsed
 from notbefore.config.load import load
+from notbefore.process.control_socket import NAME
 from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import NAMED
 from support.agent import RunningAgent, notbefore

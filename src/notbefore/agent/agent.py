@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from notbefore import __version__
 from notbefore.agent.approver import Approver
-from notbefore.agent.control_socket import ControlSocket
+from notbefore.agent.desk import AgentDesk
 from notbefore.agent.figures import ProcessFigures
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats
@@ -33,6 +33,7 @@ from notbefore.errors import ConfigError
 from notbefore.imds.client import check_endpoint
 from notbefore.logs import set_up
 from notbefore.process.clock import Clock
+from notbefore.process.control_socket import ControlSocket
 from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier
@@ -112,7 +113,8 @@ class Agent:
         )
         self._view = AgentView(self._state, self._store, runtime, self._polling, self._figures)
         self._server = HttpServer(config.server, self._view.app, access)
-        self._control = ControlSocket(self._store.path.parent, self._approver, self._store)
+        desk = AgentDesk(self._approver, self._store)
+        self._control = ControlSocket(self._store.path.parent, desk)
         self._exporter: Exporter | None = None  # if OTLP is configured
         self._pings: Pings | None = None  # if a heartbeat is configured
 

@@ -19,7 +19,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.freeze import longest_between
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentSnapshot, AgentState, identity, name_of
@@ -40,6 +39,7 @@ from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.tracked import WATCHED, PendingEvent, TrackedEvent
 from notbefore.errors import DocumentError, ImdsError, NotBeforeError
 from notbefore.imds.client import PREVIEW, ImdsClient, events_path
+from notbefore.process.control_socket import ControlReply, ControlRequest
 
 SHORT_WAIT: Final = 0.5  # seconds to the next decision while a due one waits for IMDS or the disk
 LONG_WAIT: Final = 60.0  # seconds to the next decision if nothing happens

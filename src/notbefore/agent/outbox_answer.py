@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from notbefore.agent.operations import OutboxReply
 from notbefore.core.delivery import Delivery, Lane
 from notbefore.core.text import rfc3339
+from notbefore.process.operations import OutboxReply
 
 
 class DeliverySummary(Struct, frozen=True):

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from notbefore import __version__
 from notbefore.agent.approver import ListedEvents
+from notbefore.agent.desk import outbox_reply
 from notbefore.agent.figures import ProcessFigures
-from notbefore.agent.operations import OutboxRequest, answer_outbox
 from notbefore.agent.outbox_answer import outbox_answer
 from notbefore.agent.polling import SLOWER, Polling
 from notbefore.agent.runtime import Published, Runtime
@@ -27,6 +27,7 @@ from notbefore.core.tracked import PendingApproval, PendingEvent, PendingView, T
 from notbefore.errors import NotBeforeError
 from notbefore.metrics.families import Family
 from notbefore.metrics.samples import MetricsSnapshot, samples
+from notbefore.process.operations import OutboxRequest
 from notbefore.store.store import Store
 from notbefore.web.app import (
     App,
@@ -250,14 +251,14 @@ class AgentView:
         if not DELIVERY_ID.fullmatch(prefix):
             raise BadRequestError("id: expected a delivery id, or its beginning")
         try:
-            reply = answer_outbox(self._store, OutboxRequest("show", ids=(prefix,)))
+            reply = outbox_reply(self._store, OutboxRequest("show", ids=(prefix,)))
         except NotBeforeError as error:
             raise BadRequestError(f"id: {error}") from None
         return json_line(outbox_answer(reply, datetime.now(UTC), with_records=True))
 
     def _deliveries(self, sink: str | None) -> bytes:
         """Return the deliveries without their records; the outbox bounds their number and size."""
-        reply = answer_outbox(self._store, OutboxRequest("show", sink=sink))
+        reply = outbox_reply(self._store, OutboxRequest("show", sink=sink))
         if sink is not None and not reply.rows:
             self._require_sink(sink)
         return json_line(outbox_answer(reply, datetime.now(UTC), with_records=False))

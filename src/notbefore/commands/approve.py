@@ -11,19 +11,19 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from notbefore.agent.control_socket import (
-    MAX_REASON,
-    MAX_USER,
-    ControlReply,
-    ControlRequest,
-    ask_agent,
-)
 from notbefore.commands.options import add_state, due, load_configuration, state_directory
 from notbefore.core.duration import span
 from notbefore.core.record import Record
 from notbefore.core.text import escaped, one_line
 from notbefore.core.tracked import PendingEvent
 from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.process.control_socket import (
+    MAX_REASON,
+    MAX_USER,
+    ControlReply,
+    ControlRequest,
+    ask_agent,
+)
 from notbefore.wording.texts import effect
 
 

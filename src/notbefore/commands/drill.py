@@ -18,8 +18,6 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.control_socket import ask_agent
-from notbefore.agent.operations import ExerciseRequest, OutboxReply, OutboxRequest
 from notbefore.commands.options import (
     add_config_file,
     add_json,
@@ -39,6 +37,8 @@ from notbefore.core.record import Vm
 from notbefore.core.routing import Route, Routing, Terms
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.process.control_socket import ask_agent
+from notbefore.process.operations import ExerciseRequest, OutboxReply, OutboxRequest
 from notbefore.simulator.state import NAMED
 from notbefore.store.file import StoredChange
 from notbefore.wording.records import record_of

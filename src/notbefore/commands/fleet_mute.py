@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from notbefore.agent.control_socket import user_name
 from notbefore.commands.options import load_configuration, seconds
 from notbefore.config.extras import check_extra
 from notbefore.config.model import FleetConfig
@@ -21,6 +20,7 @@ from notbefore.core.text import escaped, one_of
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.mutes import LONGEST, NOTE, SHORTEST, Mute, read_mutes, write_mutes
 from notbefore.fleet.shown_waves import MATCHERS
+from notbefore.process.control_socket import user_name
 
 TYPES: Final = (*EVENT_TYPES, SILENT)  # of the fleet's events
 

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from notbefore.agent.operations import HistoryReply, HistoryRequest
 from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.main import FAILED, OK
 from notbefore.commands.options import add_json, print_json, table
@@ -20,6 +19,7 @@ from notbefore.core.duration import Duration, span
 from notbefore.core.record import HISTORY_RECORDS, Record
 from notbefore.core.text import escaped, rfc3339, some_of
 from notbefore.errors import ConfigError
+from notbefore.process.operations import HistoryReply, HistoryRequest
 from notbefore.wording.phrases import REASONS
 from notbefore.wording.sentences import approval_result
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from notbefore.agent.control_socket import NAME as SOCKET_NAME
 from notbefore.config.lint import warnings
 from notbefore.config.load import examine, load
 from notbefore.config.model import Config, default_state_dir
@@ -17,6 +16,7 @@ from notbefore.core.record import json_line
 from notbefore.core.text import escaped
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
+from notbefore.process.control_socket import NAME as SOCKET_NAME
 
 OVERRIDES: Final = {  # the path of a key -> the option that overrides it
     "server.listen": "--listen",

@@ -12,8 +12,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from notbefore.agent.control_socket import listens
-from notbefore.agent.operations import OutboxReply, OutboxRequest
 from notbefore.agent.outbox_answer import DeliverySummary, OutboxAnswer, outbox_answer
 from notbefore.commands.client import ADDRESS, AgentClient, add_address, agent_client
 from notbefore.commands.options import (
@@ -28,6 +26,8 @@ from notbefore.commands.owner import ask_owner
 from notbefore.core.duration import span
 from notbefore.core.record import json_line
 from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.process.control_socket import listens
+from notbefore.process.operations import OutboxReply, OutboxRequest
 
 ACTIONS: Final = {
     "list": "show which deliveries wait, and why",

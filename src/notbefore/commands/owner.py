@@ -8,10 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar, cast
 
-from notbefore.agent.control_socket import ask_agent, listens
-from notbefore.agent.operations import OutboxReply, Reply, Request, answer
+from notbefore.agent.desk import answer
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
+from notbefore.process.control_socket import ask_agent, listens
+from notbefore.process.operations import OutboxReply, Reply, Request
 from notbefore.store.file import FILE_NAME
 from notbefore.store.store import WRITE_PATIENCE, Store
 

@@ -1,7 +1,7 @@
 """The requests of commands to the owner of a state directory, and the replies.
 
-While an agent runs, a command asks it over its socket. Without one, the command opens the store
-under the same lock.
+While an agent or an instance of ``notbefore fleet`` runs, a command asks it over its socket. While
+no agent runs, the command opens the agent's store under the same lock.
 """
 
 import time
@@ -17,7 +17,7 @@ from notbefore.core.outbox_rows import OutboxRows
 from notbefore.core.record import Vm
 from notbefore.errors import NotBeforeError
 from notbefore.store.file import StoredChange
-from notbefore.store.store import Store
+from notbefore.store.stored_outbox import StoredOutbox
 
 LOST: Final = ("expired", "withdrawn", "overflowed", "dropped")  # results of a ``Ledger``
 
@@ -85,42 +85,40 @@ Request = OutboxRequest | HistoryRequest | ExerciseRequest
 Reply = OutboxReply | HistoryReply
 
 
-def answer(store: Store, request: Request) -> Reply:
-    """Carry out a request.
+def exercise(owner: StoredOutbox, request: ExerciseRequest) -> None:
+    """Deliver the steps of an exercise like real changes. Nothing else remembers them.
 
-    Raises ``NotBeforeError`` for an id that fits no delivery, or more than one.
+    Raises ``NotBeforeError`` if a sink is not configured.
     """
-    if isinstance(request, HistoryRequest):
-        history = store.history(request.since, request.limit)
-        records = tuple(Raw(record) for record in history.records)
-        return HistoryReply(records, cut=history.was_cut, problem=history.problem)
-    if isinstance(request, ExerciseRequest):
-        _exercise(store, request)
-        request = OutboxRequest("show", event_key=request.event_key)
-    return answer_outbox(store, request)
-
-
-def _exercise(store: Store, request: ExerciseRequest) -> None:
-    """Deliver the steps like real changes. They do not enter the state or the history."""
     sinks: set[str] = set()
     for step in request.steps:
         sinks.update(delivery.sink for delivery in step.deliveries)
-    with store.opened() as (outbox, now):
+    with owner.opened() as (outbox, now):
         unknown = sinks.difference(outbox.terms or ())
         if unknown:
             names = ", ".join(sorted(unknown))
-            raise NotBeforeError(f"the agent does not know the sink {names}: reload it first")
+            raise NotBeforeError(
+                f"the running process does not know the sink {names}: reload or restart it first"
+            )
         for step in request.steps:
             outbox.take(step.change, step.deliveries, now, time.time())
 
 
-def answer_outbox(store: Store, request: OutboxRequest) -> OutboxReply:
-    """Carry out a request to the outbox; see ``answer``."""
-    state = store.state
-    listed = state.tracked.events.keys()
+def answer_outbox(
+    owner: StoredOutbox,
+    request: OutboxRequest,
+    listed: Collection[str],
+    vm: Vm | None = None,
+) -> OutboxReply:
+    """Carry out a request to an outbox.
+
+    ``listed``: the keys of the events that are not over. ``vm``: the VM that the outbox is on.
+
+    Raises ``NotBeforeError`` for an id that fits no delivery, or more than one.
+    """
     done = 0
     left_out = 0
-    with store.opened() as (outbox, now):
+    with owner.opened() as (outbox, now):
         chosen = _chosen(outbox.rows, request)
         if request.action == "retry" and not request.ids:
             alarming = _false_alarms(outbox.rows, chosen, listed)
@@ -142,7 +140,7 @@ def answer_outbox(store: Store, request: OutboxRequest) -> OutboxReply:
         done=done,
         left_out=left_out,
         lost=lost,
-        vm=state.vm,
+        vm=vm,
     )
 
 

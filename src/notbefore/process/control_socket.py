@@ -1,7 +1,7 @@
-"""``ControlSocket``: the agent's Unix socket, through which commands send requests to the owner of
-the state.
+"""``ControlSocket``: the Unix socket of the process that owns a state directory. Commands send it
+requests.
 
-A request is one line of JSON, and so is the reply. Only root and the agent's user can open the
+A request is one line of JSON, and so is the reply. Only root and the process's user can open the
 socket (0600). The kernel says which user a client is.
 """
 
@@ -19,12 +19,10 @@ from typing import Annotated, Final, Protocol, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from notbefore.agent.operations import Reply, Request, answer
-from notbefore.agent.thread_guard import THREAD_PATIENCE
 from notbefore.core.tracked import PendingEvent
 from notbefore.errors import NotBeforeError
+from notbefore.process.operations import Reply, Request
 from notbefore.store.lock import PRIVATE
-from notbefore.store.store import Store
 
 if sys.platform != "win32":
     import pwd
@@ -40,12 +38,14 @@ MAX_USER: Final = 64  # characters
 # seconds for a whole request to arrive, and for its reply to be taken: the next client waits
 CLIENT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
+# seconds that the end of the process waits for the thread: it may be using a disk that hangs
+THREAD_PATIENCE: Final = 0.5
 
 _CREDENTIALS: Final = struct.Struct("3i")  # the kernel's ``ucred``: pid, uid and gid
 
 T = TypeVar("T")
 
-log = logging.getLogger("notbefore.agent.control_socket")
+log = logging.getLogger("notbefore.process.control_socket")
 
 
 class ControlRequest(
@@ -84,27 +84,25 @@ class Refusal(Struct, frozen=True):
     error: str = ""
 
 
-class ApprovalDesk(Protocol):
-    """The part that approves events for operators (``approver.Approver``)."""
+class Desk(Protocol):
+    """The part that answers the requests (``AgentDesk``, ``FleetDesk``)."""
 
-    def answer(self, request: ControlRequest, user: str) -> ControlReply:
-        """Answer a request of ``user``; may wait for IMDS.
+    def answer(self, request: ControlRequest | Request, user: str) -> ControlReply | Reply:
+        """Answer a request of ``user``; may wait.
 
         Raises ``NotBeforeError`` to refuse it.
         """
 
 
 class ControlSocket:
-    """Serves one connection after the other: approvals through ``approvals``, all else from
-    ``store``.
+    """Serves one connection after the other; ``desk`` answers the requests.
 
     If a request raises ``NotBeforeError``, the reply is a ``Refusal``.
     """
 
-    def __init__(self, directory: Path, approvals: ApprovalDesk, store: Store) -> None:
+    def __init__(self, directory: Path, desk: Desk) -> None:
         self.path = directory / NAME
-        self._approvals = approvals
-        self._store = store
+        self._desk = desk
         self._socket: socket.socket | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
@@ -127,7 +125,7 @@ class ControlSocket:
             self._thread.join(THREAD_PATIENCE)
 
     def _listen(self) -> socket.socket:
-        # an existing file was left by a killed agent: the directory's lock allows only one agent
+        # an existing file was left by a killed process: the directory's lock allows only one
         new_path = self.path.with_suffix(".new")
         new_path.unlink(missing_ok=True)
         listener = _unix_socket()
@@ -150,7 +148,7 @@ class ControlSocket:
                     self._answer_all(self._socket)
             except OSError as error:
                 if not has_warned and not self._stopped.is_set():
-                    text = "%s cannot be used (%s): commands cannot ask this agent"
+                    text = "%s cannot be used (%s): commands cannot ask this process"
                     log.error(text, self.path, error)  # noqa: TRY400 - its text says all
                 has_warned = True
                 # the directory may have been deleted: the store creates it again
@@ -184,7 +182,7 @@ class ControlSocket:
         except Exception as error:
             log.exception("a command's request failed")
             kind = type(error).__name__
-            return msgspec.json.encode(Refusal(f"this failed ({kind}): the agent's log says why"))
+            return msgspec.json.encode(Refusal(f"this failed ({kind}): the log says why"))
 
     def _answered(
         self, connection: socket.socket, line: bytes, uid: int | None
@@ -194,12 +192,13 @@ class ControlSocket:
         try:
             request = msgspec.json.decode(line, type=ControlRequest | Request)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise NotBeforeError(f"the agent does not understand this request: {error}") from None
+            raise NotBeforeError(f"this request is not understood: {error}") from None
         if _has_closed(connection):
             raise NotBeforeError("the client has closed the connection: nothing is done")
+        sudo_user = ""
         if isinstance(request, ControlRequest):
-            return self._approvals.answer(request, user_name(uid, request.sudo_user))
-        return answer(self._store, request)
+            sudo_user = request.sudo_user
+        return self._desk.answer(request, user_name(uid, sudo_user))
 
 
 def listens(directory: Path) -> bool:
