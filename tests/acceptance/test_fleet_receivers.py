@@ -14,7 +14,7 @@ import yaml
 
 from notbefore.core.record import Record
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from peers.slack import SlackServer
+from peers.slack import SlackServer, SlackWorkspace
 from support.agent import eventually
 from support.alertmanager import alerts, cluster_of_two
 from support.fleet_instance import RunningFleet, configured, send
@@ -34,6 +34,7 @@ class Receivers:
         needs("prometheus-alertmanager", "proton")
         self.hub = stack.enter_context(Hub(directory))
         self.slack = stack.enter_context(SlackServer())
+        self.workspace = stack.enter_context(SlackWorkspace())
         self.pager = stack.enter_context(PagerDuty())
         self.hook = stack.enter_context(HttpPeer())
         self.behind = stack.enter_context(HttpPeer())
@@ -65,6 +66,13 @@ class Receivers:
         }
         values["sinks"] |= {
             "chat": {"slack": {"url": self.slack.url}},
+            "bot": {
+                "slack": {
+                    "token": self.workspace.token,
+                    "channel": "#oncall",
+                    "api_url": self.workspace.api_url,
+                }
+            },
             "pager": {
                 "pagerduty": {"routing_key": ROUTING_KEY, "url": f"{self.pager.url}/v2/enqueue"}
             },
@@ -157,5 +165,9 @@ def test_wave_of_500_vms_is_one_incident_and_few_messages(
     assert effects.count("resolved") == 1
     assert receivers.pager.wrong == []
     assert len(receivers.slack.messages) == len(receivers.steps)
+    (posted,) = receivers.workspace.posted
+    assert posted.title == receivers.slack.titles[-1]
+    assert len(posted.thread) == len(receivers.steps)
+    assert receivers.workspace.faults == []
     assert receivers.alerts == ["firing", "resolved"]
     assert len(receivers.threads) == 1

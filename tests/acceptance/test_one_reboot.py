@@ -12,6 +12,7 @@ import pytest
 
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
+from peers.slack import SlackWorkspace
 from support.agent import RunningAgent, eventually
 from support.alertmanager import cluster_of_two
 from support.azure import STARTED, body, item
@@ -55,11 +56,19 @@ def test_reboot_of_five_vms_is_one_incident_that_is_closed_once(
 
     with ExitStack() as stack:
         chat = stack.enter_context(HttpPeer())
+        workspace = stack.enter_context(SlackWorkspace())
         direct, routed = (stack.enter_context(PagerDuty()) for _ in range(2))
         members = stack.enter_context(cluster_of_two(tmp_path, both(hook.url, routed.url)))
         simulator = stack.enter_context(Simulator(VMS))
         sinks = {
             "each": {"slack": {"url": f"{chat.url}/services/T/B/each"}},
+            "bot": {
+                "slack": {
+                    "token": workspace.token,
+                    "channel": "#oncall",
+                    "api_url": workspace.api_url,
+                }
+            },
             "pager": {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{direct.url}/v2/enqueue"}},
             "am": {"alertmanager": {"urls": [f"http://127.0.0.1:{port}" for port in members]}},
         }
@@ -89,3 +98,8 @@ def test_reboot_of_five_vms_is_one_incident_that_is_closed_once(
     assert not routed.wrong
     # all say the same, of all five
     assert all("web_0 " in json.loads(request.body)["text"] for request in chat.requests)
+    # each VM has a message of its own, which is updated
+    assert len(workspace.posted) == len(VMS)
+    assert {posted.title for posted in workspace.posted} == {"Reboot of web_0 and 4 more is over"}
+    assert {len(posted.thread) for posted in workspace.posted} == {3}
+    assert workspace.faults == []

@@ -19,7 +19,7 @@ from support.azurite import Azurite
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
-from support.peers import HttpPeer
+from support.peers import HttpPeer, Say
 
 REBOOT = {"EventType": "Reboot"}
 ANNOUNCED = body(item("e", **REBOOT))
@@ -89,6 +89,22 @@ def test_message_continues_after_kills_of_the_agent_and_its_courier(
     assert posted.thread[1:] == TITLES
     assert posted.broadcast == TITLES[:1]
     assert slack.token not in agent.log
+
+
+def test_reply_that_slack_limits_follows_later_in_the_same_thread(
+    imds: Simulator, slack: SlackWorkspace, tmp_path: Path
+) -> None:
+    limit = Say(429, (("Retry-After", "1"),), b'{"ok":false,"error":"ratelimited"}')
+    slack.answers.extend([Say(), limit])  # the message is posted, its reply is not
+    config = configuration(slack, tmp_path)
+
+    with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+        imds.set_document(ANNOUNCED)
+        eventually(lambda: agent.count("delivered", "oncall") == 1)
+        assert agent.count("failed", "oncall") == 1
+
+    assert [len(posted.replies) for posted in slack.posted] == [1]
+    assert slack.methods[2:] == ["chat.update", "chat.postMessage"]
 
 
 def test_end_updates_the_message_when_no_route_leads_there(

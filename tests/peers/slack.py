@@ -6,6 +6,7 @@ JSON Schema. A request that Slack would refuse is refused with Slack's own word 
 """
 
 import http.server
+import itertools
 import json
 from typing import Any, Final
 
@@ -115,6 +116,11 @@ class SlackServer(HttpPeer):
         self.messages: list[dict[str, Any]] = []
         self.faults: list[str] = []  # what in the requests is against Slack's reference
 
+    @property
+    def titles(self) -> list[str]:
+        """The headers of the messages."""
+        return [title_of(content) for content in self.messages]
+
     def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
         """The answer that a test gives, or else Slack's."""
         super().answer(handler, self._reply(self.request(handler)) if say == Say() else say)
@@ -175,6 +181,7 @@ class SlackWorkspace(HttpPeer):
     def __init__(self) -> None:
         super().__init__()
         self.posted: list[PostedMessage] = []
+        self._numbers = itertools.count(1)  # of messages: several may come at the same time
         self.faults: list[str] = []  # what in the requests is against Slack's reference
 
     @property
@@ -213,7 +220,7 @@ class SlackWorkspace(HttpPeer):
         return self._post(arguments)
 
     def _post(self, content: dict[str, Any]) -> dict[str, Any]:
-        ts = f"1772366401.{len(self.requests):06}"
+        ts = f"1772366401.{next(self._numbers):06}"
         parent = content.pop("thread_ts", None)
         if parent is None:
             self.posted.append(PostedMessage(ts, content))

@@ -148,7 +148,7 @@ class SlackBot:
         """Return the event's message; ``None`` if there is none in the configured channel."""
         if message.thread is None:
             return None
-        with suppress(msgspec.DecodeError, msgspec.ValidationError):
+        with suppress(msgspec.DecodeError):
             thread = msgspec.json.decode(message.thread, type=SlackThread)
             if thread.channel == self._channel:
                 return thread
