@@ -37,6 +37,9 @@ from support.fleet_instance import configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
 
+# a connection that the SDK forgets is found at the end of the test that opened it
+pytestmark = pytest.mark.usefixtures("collected")
+
 A = vm("web_0")
 B = vm("data_0", scale_set="data")  # its records are in the other partition
 

@@ -32,6 +32,7 @@ from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
 from notbefore.fleet.snapshot_store import LostPartitionError
 from notbefore.fleet.waves import Notification
+from notbefore.net.streams import StreamsLoop, abort_streams
 
 BATCH: Final = 300  # the most records of one partition in a batch
 # the most records of all partitions that the SDK prefetches; it needs some 5 KB for each
@@ -125,7 +126,8 @@ class Consumer:
 
     def run(self) -> None:
         """Read until ``stop``."""
-        asyncio.run(self._run())
+        with asyncio.Runner(loop_factory=StreamsLoop) as runner:
+            runner.run(self._run())
 
     def _end(self) -> None:
         self._stop.set()
@@ -213,6 +215,7 @@ class Consumer:
             self.connected = False
             self.lag = {}
             await _finish(client.close())  # this ends ``receiving``
+            await abort_streams()
 
     async def _look_at_hub(self, client: Any) -> dict[str, Any]:
         """Return where to begin partitions without a checkpoint.

@@ -26,6 +26,7 @@ from notbefore.core.record import Heartbeat, Record, json_line
 from notbefore.courier.sink import Receipt
 from notbefore.courier.sink import Sink as BaseSink
 from notbefore.errors import SendError
+from notbefore.net.streams import StreamsLoop, abort_streams
 
 CLOSE_SECONDS: Final = 3.0
 IMDS_HOST: Final = "169.254.169.254"  # the SDK asks no other for the token of a managed identity
@@ -37,7 +38,7 @@ class Sink(BaseSink):
 
     def __init__(self, _name: str, settings: EventHub, _messages: Messages) -> None:
         self._settings = settings
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=StreamsLoop)
         self._client: EventHubProducerClient | None = None
         self._credential: Any = None  # without a connection string
 
@@ -92,6 +93,7 @@ class Sink(BaseSink):
             if closable is not None:
                 with suppress(Exception):  # it is broken already
                     await asyncio.wait_for(closable.close(), CLOSE_SECONDS)
+        await abort_streams()
         self._client = None
         self._credential = None
 
