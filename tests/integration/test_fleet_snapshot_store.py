@@ -184,7 +184,7 @@ def test_positions_that_are_unreadable_or_of_another_hub_are_left_out(blobs: Azu
 
     async def upload(snapshots: BlobSnapshots, partition: str, metadata: dict[str, str]) -> None:
         path = f"{'/'.join(GROUP)}/checkpoint/{partition}"
-        blob = snapshots._container_client.get_blob_client(path)
+        blob = snapshots.container.get_blob_client(path)
         await blob.upload_blob(b"", metadata=metadata)
 
     with_snapshots(blobs.connection_string, use)
@@ -195,15 +195,14 @@ def test_partition_is_not_taken_when_it_was_written_meanwhile(
 ) -> None:
     async def use(snapshots: BlobSnapshots) -> None:
         await snapshots.write("0", b"first", AT)
-        client = snapshots._get_blob_client(f"{'/'.join(GROUP)}/checkpoint/0")
-        download = client.download_blob
+        download = snapshots.container.download_blob
 
-        async def download_stale() -> Any:  # as a store does that returns an old snapshot
-            blob = await download()
+        async def download_stale(name: str) -> Any:  # as a store does that returns an old snapshot
+            blob = await download(name)
             blob.properties.etag = '"0x0"'
             return blob
 
-        monkeypatch.setattr(client, "download_blob", download_stale)
+        monkeypatch.setattr(snapshots.container, "download_blob", download_stale)
         with pytest.raises(AzureError):
             await snapshots.take("0")
 

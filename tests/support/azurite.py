@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
+from azure.storage.blob.aio import ContainerClient
 
 from notbefore.fleet.snapshot import Snapshot, read_snapshot
 from support.agent import PATIENCE, eventually, free_port, get
@@ -77,10 +77,10 @@ class Azurite:
 
     def _ask(self, do: Callable[[Any], Awaitable[Found]]) -> Found:
         async def ask() -> Found:
-            async with BlobCheckpointStore.from_connection_string(
+            async with ContainerClient.from_connection_string(
                 self.connection_string, CONTAINER
-            ) as store:
-                return await do(store._container_client)
+            ) as container:
+                return await do(container)
 
         return asyncio.run(ask())
 

@@ -3,6 +3,9 @@
 Each snapshot is the content of a blob. The blob's metadata is the checkpoint, in the form of the
 SDK and other tools. One write replaces both. Imported only if it is configured: the SDK of Blob
 Storage takes 27 MB.
+
+The SDK's ``BlobCheckpointStore`` writes only the owners of partitions. It does not let others use
+its client, so the snapshots have a client of their own.
 """
 
 import asyncio
@@ -20,12 +23,15 @@ from azure.core.exceptions import (
     ResourceNotFoundError,
 )
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
+from azure.storage.blob.aio import ContainerClient
 
 from notbefore.config.model import Checkpoints
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.snapshot_store import LostPartitionError, Snapshots, Stored
 from notbefore.store.lock import private_opener
 
+# of the store's interface: that of ``BlobCheckpointStore``, which Azure Stack has too
+API_VERSION: Final = "2019-07-07"
 STORE_SECONDS: Final = 15.0  # for one read, write or listing
 # metadata may not be empty; the checkpoint is not used: its sequence number is -1
 NO_OFFSET: Final = "-1"
@@ -78,13 +84,17 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
     An instance that takes a partition over writes the blob once more. The previous owner can then
     no longer write, because every write requires the ETag of the instance's own last write
     (``If-Match``). All methods may raise ``AzureError`` or ``TimeoutError``.
+
+    ``container``: the client for the snapshots. The other arguments are those of
+    ``BlobCheckpointStore``.
     """
 
     _hold_until = 0.0  # monotonic seconds: until then this instance claims no partition
     _failed_at = float("-inf")  # monotonic seconds: at the last failure of ``list_ownership``
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, container: ContainerClient, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.container = container
         self.owner_ids: OwnerIds | None = None
         self._etags: dict[str, str] = {}  # partition -> ETag of this instance's last write
 
@@ -176,7 +186,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         stored: dict[str, Stored] = {}
         prefix = f"{self._prefix}checkpoint/"
         async with asyncio.timeout(STORE_SECONDS):
-            async for blob in self._container_client.list_blobs(prefix, include=["metadata"]):
+            async for blob in self.container.list_blobs(prefix, include=["metadata"]):
                 name = blob.name.removeprefix(prefix)
                 if name not in without:
                     stored[name] = Stored(_position_in(blob.metadata or {}), blob.etag)
@@ -198,10 +208,11 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         except _CHANGED:
             raise AzureError(f"someone else has just changed the {note}: try again") from None
 
-    def _blob(self, name: str) -> Any:
+    def _path(self, name: str) -> str:
+        """Return the name of a partition's or a note's blob."""
         if name.isdigit():  # a partition; a note is next to the checkpoints
-            name = f"checkpoint/{name}"
-        return self._get_blob_client(f"{self._prefix}{name}")
+            return f"{self._prefix}checkpoint/{name}"
+        return f"{self._prefix}{name}"
 
     async def _download(self, name: str) -> tuple[bytes, Any]:
         """Return the content and the properties of a partition's or a note's blob.
@@ -210,30 +221,30 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         """
         try:
             async with asyncio.timeout(STORE_SECONDS):
-                download = await self._blob(name).download_blob()
+                download = await self.container.download_blob(self._path(name))
                 return await download.readall(), download.properties
         except ResourceNotFoundError:
             return b"", None
 
     async def _upload(
-        self, name: str, body: bytes, etag: str | None, metadata: Mapping[str, str] | None = None
+        self, name: str, body: bytes, etag: str | None, metadata: dict[str, str] | None = None
     ) -> str:
         """Replace the blob if it has this ETag, or create it if ``etag`` is empty.
 
         Return its new ETag.
         """
-        condition = {"if_none_match": "*"}
+        condition: dict[str, Any] = {"if_none_match": "*"}
         if etag:
             condition = {"if_match": etag}
+        blob = self.container.get_blob_client(self._path(name))
         async with asyncio.timeout(STORE_SECONDS):
-            written = await self._blob(name).upload_blob(
-                body, overwrite=True, metadata=metadata, **condition
-            )
+            written = await blob.upload_blob(body, overwrite=True, metadata=metadata, **condition)
         return str(written["etag"])
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._container_client.close()
+        await self.container.close()
+        await BlobCheckpointStore.close(self)
 
 
 class _StoreClock:
@@ -276,6 +287,7 @@ def make_blob_snapshots(
 
 def _make(settings: Checkpoints, credential: Any) -> BlobSnapshots:
     options: dict[str, Any] = {
+        "api_version": API_VERSION,
         "retry_total": 1,
         "connection_timeout": 5,
         "read_timeout": STORE_SECONDS,
@@ -284,10 +296,17 @@ def _make(settings: Checkpoints, credential: Any) -> BlobSnapshots:
         "random_jitter_range": 1,
     }
     if settings.connection_string is not None:
+        text = settings.connection_string.reveal()
+        name = settings.container or ""
         snapshots = BlobSnapshots.from_connection_string(
-            settings.connection_string.reveal(), settings.container or "", **options
+            text,
+            name,
+            container=ContainerClient.from_connection_string(text, name, **options),
+            **options,
         )
         assert isinstance(snapshots, BlobSnapshots)  # noqa: S101 - it makes its own class
         return snapshots
-    account, _, container = (settings.container_url or "").rstrip("/").rpartition("/")
-    return BlobSnapshots(account, container, credential=credential, **options)
+
+    account, _, name = (settings.container_url or "").rstrip("/").rpartition("/")
+    container = ContainerClient(account, name, credential=credential, **options)
+    return BlobSnapshots(account, name, credential=credential, container=container, **options)
