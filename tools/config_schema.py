@@ -163,14 +163,14 @@ def _comments(struct: type) -> dict[str, str]:
     for base in struct.__bases__:
         comments |= _comments(base)
 
-    own: dict[str, str] = {}
+    new_comments: dict[str, str] = {}
     field = ""
     above = ""
     for line in inspect.getsource(struct).splitlines()[1:]:
         match = FIELD.match(line)
         if match is not None:
             field = match[1]
-            own[field] = above
+            new_comments[field] = above
             above = ""
         elif OTHER_STATEMENT.match(line):
             field = ""
@@ -179,6 +179,6 @@ def _comments(struct: type) -> dict[str, str]:
         if line.startswith("    # "):
             above = f"{above} {text}".strip()
         elif mark and field:
-            own[field] = f"{own[field]} {text}".strip()
-    comments |= {name: text for name, text in own.items() if text}
+            new_comments[field] = f"{new_comments[field]} {text}".strip()
+    comments |= {name: text for name, text in new_comments.items() if text}
     return comments

@@ -517,7 +517,7 @@ def test_public_listener_without_protection_is_refused(
         pass
 
     cases: list[tuple[Callable[[], str | None], bool, str]] = [
-        (lambda: None, True, "everybody who reaches"),
+        (lambda: None, True, "everyone who reaches"),
         (lambda: place.write(users=HASHES, tls=None), False, "passwords are sent unencrypted"),
         (place.write, False, "can read the agent over TLS: add basic_auth_users"),
         (lambda: place.write(users=HASHES), False, ""),

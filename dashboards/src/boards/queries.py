@@ -218,11 +218,11 @@ def failing() -> str:
     """
     loaded = "notbefore_config_loaded_timestamp_seconds"
     started = f"max by (job, instance) ({loaded})"
-    heard = (
+    signs_of_life = (
         f"last_over_time({LAST_POLL}[{LONG}]) or on (job, instance)"
         f" last_over_time({loaded}[{LONG}])"
     )
-    last = f"max by (job, instance) ({heard})"
+    last = f"max by (job, instance) ({signs_of_life})"
     recent = f"max by (job, instance) (last_over_time({LAST_POLL}[1h]))"
     down = f"({UP} == 0)"
     problems = {
@@ -263,6 +263,6 @@ def notice_buckets() -> str:
     alone = f'label_replace({VM}, "group", "$1", "name", "(.*)")'
     group = f'label_replace({alone}, "group", "$1", "scale_set", "(.+)")'
     notice = "azure_scheduled_event_initial_notice_seconds"
-    given = grown(f"{notice}_bucket", f"{notice}_created", INTERVAL)
-    joined = f"{given} * on (job, instance) group_left (resource_group, group) {group}"
+    new_notices = grown(f"{notice}_bucket", f"{notice}_created", INTERVAL)
+    joined = f"{new_notices} * on (job, instance) group_left (resource_group, group) {group}"
     return f"sum by (le) (max by (le, event_type, resource_group, group) ({joined}))"

@@ -208,10 +208,13 @@ class PollThread:
         if now >= self._next_identity:
             self._ask_identity()
 
+        new_body: bytes | None = answer.body
+        if answer.body == self._body:
+            new_body = None
         poll = Poll(
             lag=lag,
             duration=now - started,
-            body=None if answer.body == self._body else answer.body,
+            body=new_body,
             date=answer.date,
             wall_lag=wall_lag,
             asked=asked,

@@ -6,7 +6,7 @@ The polling thread alone calls it.
 import logging
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -43,6 +43,13 @@ class Poll(Struct, frozen=True):
     busy: float = 0.0
 
 
+class Source(NamedTuple):
+    """Where documents come from."""
+
+    endpoint: str
+    api_version: str
+
+
 class Tracker:
     """Compares each new document with the state, and notes how well the time between was watched.
 
@@ -58,7 +65,7 @@ class Tracker:
         self._gaps = PollGaps(freeze_meter)
         self._started = state.clock.boot_time()
         self._interval = 1.0  # seconds between polls
-        self._source = ("", "")  # the endpoint, and the api-version of its documents
+        self._source = Source("", "")
         # IMDS's present document, or why it is not one
         self._document: Document | DocumentError | None = None
         self._empty_bodies = 0  # in a row
@@ -73,7 +80,7 @@ class Tracker:
         If the endpoint or the version is another one, the known state is outdated until the first
         answer.
         """
-        source = (endpoint, api_version)
+        source = Source(endpoint, api_version)
         status = self._state.snapshot.poll
         outdated = status.outdated or source != self._source
         self._interval = interval
@@ -154,7 +161,7 @@ class Tracker:
             answered=at,
             flaws=last.flaws,
             asked=replace(asked, date=at.date),
-            api_version=self._source[1],
+            api_version=self._source.api_version,
         )
         if document is None or not (is_new or is_first or self._each_answer_counts()):
             self._state.publish(status)
@@ -227,9 +234,9 @@ class Tracker:
         is_restart = poll.answered is None
         elsewhere = poll.outdated and not is_restart
         # the events of a state without a version may have been read in this one
-        before = state.api_version or self._source[1]
+        before = state.api_version or self._source.api_version
         if is_restart:
-            elsewhere = before > self._source[1]
+            elsewhere = before > self._source.api_version
 
         unwatched = None
         if last is not None and not elsewhere:
@@ -237,17 +244,20 @@ class Tracker:
         down = None
         if rebooted:
             down = _down(self._state.noted, at)
+        last_date = None
+        if last is not None:
+            last_date = last.date
         return Observation(
             at=at,
             vm=name_of(self._state.vm_of(state)),
             silence=unwatched,
             rebooted=rebooted,
-            last=last.date if last is not None else None,
+            last=last_date,
             down=down,
             gap=self._measured_gap(poll, at, gap, rebooted=rebooted),
             interval=self._interval,
             elsewhere=elsewhere,
-            other_version=is_restart and before != self._source[1],
+            other_version=is_restart and before != self._source.api_version,
         )
 
     def _measured_gap(

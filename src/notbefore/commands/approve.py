@@ -30,8 +30,8 @@ from notbefore.wording.texts import effect
 class ScopeWords(NamedTuple):
     """The words for the VMs of an event, as seen from this VM."""
 
-    one: str  # before `VM: ` and the name, if the event names a single VM
-    several: str  # after the names, if it names several
+    before_one: str  # before `VM: ` and the name, if the event names a single VM
+    after_several: str  # after the names, if it names several
 
 
 SCOPE_WORDS: Final = {
@@ -153,8 +153,8 @@ def _affected(names: list[str], scope: str) -> str:
     if not names:
         return "VMs that Azure does not name"
     if len(names) == 1:
-        return f"{words.one} VM: {names[0]}"
-    return f"all {len(names)} VMs: {', '.join(names)}{words.several}"
+        return f"{words.before_one} VM: {names[0]}"
+    return f"all {len(names)} VMs: {', '.join(names)}{words.after_several}"
 
 
 def _ask_for_confirmation() -> bool:

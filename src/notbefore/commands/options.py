@@ -73,9 +73,9 @@ def add_config_file(parser: argparse.ArgumentParser, text: str) -> None:
     )
 
 
-def add_json(parser: argparse.ArgumentParser, what: str = "JSON, one object per line") -> None:
+def add_json(parser: argparse.ArgumentParser, help_text: str = "JSON, one object per line") -> None:
     """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help=what)
+    parser.add_argument("--json", action="store_true", help=help_text)
 
 
 def load_configuration(options: argparse.Namespace, *, sending: bool = True) -> Config:

@@ -93,16 +93,16 @@ def _check_time_zone(name: str) -> None:
     try:
         ZoneInfo(name)
     except (ValueError, OSError, KeyError):  # such as the name of a directory, or of no zone
-        known = {zone.casefold(): zone for zone in available_timezones()}
-        if not known:
+        zones = {zone.casefold(): zone for zone in available_timezones()}
+        if not zones:
             raise ValueError(
                 "this machine has no time zones: install the system's package tzdata, or run"
                 " `pip install tzdata`"
             ) from None
         hint = ", such as Europe/Berlin"
-        near = get_close_matches(name.casefold(), known, n=1)
+        near = get_close_matches(name.casefold(), zones, n=1)
         if near:
-            hint = f": did you mean {known[near[0]]!r}?"
+            hint = f": did you mean {zones[near[0]]!r}?"
         raise ValueError(f"expected a time zone of the IANA database{hint}") from None
 
 

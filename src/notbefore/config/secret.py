@@ -105,7 +105,9 @@ class Secret:
     @property
     def variable(self) -> str | None:
         """The environment variable that holds it, or ``None``."""
-        return self._reference if self.source == "env" else None
+        if self.source == "env":
+            return self._reference
+        return None
 
 
 def secrets_in(value: object, path: str = "") -> dict[str, Secret]:
@@ -120,7 +122,10 @@ def secrets_in(value: object, path: str = "") -> dict[str, Secret]:
 
     secrets: dict[str, Secret] = {}
     for key, entry in entries.items():
-        secrets |= secrets_in(entry, f"{path}.{key}" if path else key)
+        entry_path = key
+        if path:
+            entry_path = f"{path}.{key}"
+        secrets |= secrets_in(entry, entry_path)
     return secrets
 
 

@@ -61,7 +61,10 @@ def natural(name: str) -> tuple[list[str | int], str]:
     parts: list[str | int] = []
     for position, part in enumerate(re.split("([0-9]{1,18})", name.casefold())):
         is_number = position % 2 == 1  # ``split`` puts the separators between the other parts
-        parts.append(int(part) if is_number else part)
+        if is_number:
+            parts.append(int(part))
+        else:
+            parts.append(part)
     return parts, name
 
 

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from typing import Final
+from typing import Final, Literal
 
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
@@ -67,9 +67,12 @@ class Results:
         if self._may_log(level):
             log.log(level, "sink %s %s", self.sink, text, exc_info=unforeseen)
 
+        outcome: Literal["failed", "refused"] = "failed"
+        if error.permanent:
+            outcome = "refused"
         return SendResult(
             delivery.delivery_id,
-            outcome="refused" if error.permanent else "failed",
+            outcome=outcome,
             error=cause,
             retry_after=error.retry_after,
             thread=error.thread,

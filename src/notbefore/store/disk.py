@@ -146,8 +146,12 @@ class DiskThread:
 
     def wait_step(self, step: int, seconds: float) -> None:
         """Wait until a step is on disk, at most ``seconds``, also for a sick disk."""
+
+        def is_written() -> bool:
+            return self._written_step >= step
+
         with self._memory_lock:
-            self._memory_lock.wait_for(lambda: self._written_step >= step, seconds)
+            self._memory_lock.wait_for(is_written, seconds)
 
     def do(self, action: Callable[[], T], patience: float) -> T:
         """Run ``action`` in the disk thread; return its result, or raise its error.

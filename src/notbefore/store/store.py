@@ -154,12 +154,13 @@ class Store(StoredOutbox):
                 if stored.change.time.timestamp() >= start:
                     newest_first[stored.record] = None
 
+        def read_file() -> tuple[list[bytes], bool]:
+            return self.disk.file.history(start, limit, max_bytes)
+
         was_cut = False
         problem = ""
         try:
-            in_file, was_cut = self.disk.do(
-                lambda: self.disk.file.history(start, limit, max_bytes), READ_PATIENCE
-            )
+            in_file, was_cut = self.disk.do(read_file, READ_PATIENCE)
         except (sqlite3.Error, OSError, StoreError) as error:
             problem = str(error)
         else:

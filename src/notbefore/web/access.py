@@ -102,8 +102,8 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for user, hashed in self.basic_auth_users.items():
-            found = _HASH.fullmatch(hashed)
-            if not found or not 4 <= int(found[1]) <= MAX_COST:  # noqa: PLR2004 - bcrypt's own lower bound
+            match = _HASH.fullmatch(hashed)
+            if not match or not 4 <= int(match[1]) <= MAX_COST:  # noqa: PLR2004 - bcrypt's own lower bound
                 # do not show the value: it may be the password itself
                 raise ValueError(
                     f"basic_auth_users.{shown(user)}: expected a bcrypt hash ($2b$...) of cost 4 to"
@@ -229,7 +229,9 @@ class Access:
         A host name is checked when the server binds.
         """
         host, _ = host_and_port(self._server.listen)
-        return self.check_address(host) if not host or _is_address(host) else []
+        if host and not _is_address(host):
+            return []
+        return self.check_address(host)
 
     def check_address(self, address: str) -> list[str]:
         """Return warnings.
@@ -239,23 +241,23 @@ class Access:
         if _is_address(address) and ipaddress.ip_address(address).is_loopback:
             return []
         if not self._server.insecure and not self.protections:
-            what = "without a host the agent listens on every address"
+            reason = "without a host the agent listens on every address"
             if address:
-                what = f"{address} is not loopback"
+                reason = f"{address} is not loopback"
             raise ConfigError(
-                f"server.listen: {what}, so others can reach it: set server.web_config_file (TLS,"
-                " passwords), or server.insecure: true to let everybody read"
+                f"server.listen: {reason}, so others can reach it: set server.web_config_file (TLS,"
+                " passwords), or server.insecure: true to let everyone read"
             )
-        who = f"everybody who reaches {address or 'this machine'} can read the agent"
+        risk = f"everyone who reaches {address or 'this machine'} can read the agent"
         if not self.protections:
-            return [f"{who}: server.insecure is true"]
+            return [f"{risk}: server.insecure is true"]
         if "TLS" not in self.protections:
             return [
                 "passwords are sent unencrypted: add tls_server_config to server.web_config_file"
             ]
         if self.protections == {"TLS"}:
             advice = "add basic_auth_users or a client_ca_file to server.web_config_file"
-            return [f"{who} over TLS: {advice}"]
+            return [f"{risk} over TLS: {advice}"]
         return []
 
     def accepts_host(self, host: str) -> bool:
@@ -269,8 +271,11 @@ class Access:
         """
         if self.protections or not host:
             return True
+        name = host
         before, _, port = host.rpartition(":")
-        name = _bare(before if port.isdigit() else host)
+        if port.isdigit():
+            name = before
+        name = _bare(name)
         if name in self._hosts or "*" in self._hosts:
             return True
         if name.endswith(".localhost") or _is_address(name.strip("[]")):

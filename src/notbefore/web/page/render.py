@@ -141,13 +141,16 @@ class Scale(Struct, frozen=True):
     def _labels_of_side(self, sign: int, end: int) -> list[tuple[float, str]]:
         """The labels before NotBefore (``sign`` -1) or after it (1), as many as have room."""
         labels: list[tuple[float, str]] = []
+        sign_text = "+"
+        if sign < 0:
+            sign_text = "-"
         # the label in the middle is twice as wide as the others
         last = self.x(0) + sign * LABEL_DISTANCE
         for seconds, text in TICKS.items():
             x = self.x(sign * seconds)
             has_room = (x - last) * sign >= LABEL_DISTANCE
             if seconds <= end and has_room:
-                labels.append((x, f"{'-' if sign < 0 else '+'}{text}"))
+                labels.append((x, f"{sign_text}{text}"))
                 last = x
         return labels
 
