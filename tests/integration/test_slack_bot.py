@@ -1,6 +1,7 @@
 """Slack with a bot token, against a server that refuses what Slack's reference does not allow."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Slack
+from notbefore.core.duration import Duration
 from notbefore.core.message import Message
 from notbefore.courier.slack_bot import TODO
 from notbefore.errors import SendError
@@ -206,6 +208,18 @@ def test_rate_limit_pauses_for_the_time_that_slack_asks_for(slack: SlackWorkspac
 
     assert error.retry_after == 30
     assert not error.permanent
+    assert error.thread is not None
+
+
+def test_hanging_reply_ends_within_the_timeout_and_keeps_the_message(
+    slack: SlackWorkspace,
+) -> None:
+    slack.answers.extend([Say(), Say(how="hang")])
+    started = time.monotonic()
+
+    error = failure(bot(slack, timeout=Duration("3s")), ANNOUNCED)
+
+    assert time.monotonic() - started < 3
     assert error.thread is not None
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from notbefore.courier.slack_bot import SlackBot
 
 HEADERS: Final = {"Content-Type": "application/json"}
+BOT_REQUESTS: Final = 2  # for one step of an event; they share the timeout
 MAX_HEADER: Final = 150  # characters; Slack's limits
 MAX_SECTION: Final = 3_000
 MAX_FIELD: Final = 2_000
@@ -32,7 +33,10 @@ class Sink(HttpSink):
     """A channel."""
 
     def __init__(self, _name: str, settings: Slack, messages: Messages) -> None:
-        super().__init__(messages, Http(settings.timeout.seconds))
+        timeout = settings.timeout.seconds
+        if settings.token is not None:
+            timeout /= BOT_REQUESTS
+        super().__init__(messages, Http(timeout))
         self._url = settings.url.reveal() if settings.url is not None else ""
         self._bot = _bot_of(settings, self._http)
 
