@@ -33,7 +33,7 @@ from notbefore.core.delivery import Delivery, deliveries
 from notbefore.core.document import SCHEDULED, STARTED, USER, Document, Event
 from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.lifecycle import diff
-from notbefore.core.record import Vm
+from notbefore.core.record import FleetFacts, Vm
 from notbefore.core.routing import Route, Routing, Terms
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, NotBeforeError
@@ -51,6 +51,25 @@ SCENARIOS: Final = {
     name: scenario.event_type for name, scenario in NAMED.items() if not scenario.canceled_after
 }
 UNENDED: Final = "its attempt has not ended, and may still be accepted"
+
+
+class Source(Struct, frozen=True):
+    """Who sends the exercise, and for which VM."""
+
+    name: str  # of the VM that the exercise affects
+    vm: Vm  # in the records
+    routed: Vm  # that routes match
+    facts: FleetFacts | None = None  # of a fleet, before the exercise has started
+
+    def facts_at(self, change: Change) -> FleetFacts | None:
+        """Return the facts at a change of the exercise; ``None`` if no fleet sends it."""
+        if self.facts is None:
+            return None
+        if change.outcome is not None:
+            return replace(self.facts, fleet_over=1)
+        if change.kind == "started":
+            return replace(self.facts, fleet_under_way=1)
+        return self.facts
 
 
 class SinkResult(Struct, frozen=True):
@@ -107,16 +126,24 @@ def run(options: argparse.Namespace) -> int:
     if options.config is None:
         raise ConfigError("drill: expected CONFIG, the YAML file that the running agent has read")
     config = load_configuration(options, sending=False)
+    vm = _vm(config)
+    return send_and_report(options, config, Source(name=vm.name, vm=vm, routed=vm))
+
+
+def send_and_report(options: argparse.Namespace, config: Config, source: Source) -> int:
+    """Send the exercise, and print its report; return 0 if every sink was reached.
+
+    Raises ``NotBeforeError``.
+    """
     patience = seconds("--wait", options.wait)
     routing = _routing(config, options.sink, patience + SPARE)
-    vm = _vm(config)
 
-    changes = exercise_changes(SCENARIOS[options.scenario], vm.name)
-    steps = [_step(change, routing, vm) for change in changes]
+    changes = exercise_changes(SCENARIOS[options.scenario], source.name)
+    steps = [_step(change, routing, source) for change in changes]
     unclosed = _unclosed_sinks(steps, routing)
     if unclosed:
         closing = Route(sinks=tuple(unclosed), announce_by="all")
-        steps.append(_step(changes[-1], Routing((closing,), routing.sinks), vm))
+        steps.append(_step(changes[-1], Routing((closing,), routing.sinks), source))
     unaccepted = _send(Path(config.state.dir), steps, patience)
 
     results = _results(config, steps, unaccepted)
@@ -201,15 +228,15 @@ def exercise_changes(event_type: str, vm: str) -> list[Change]:
     return changes
 
 
-def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
+def _step(change: Change, routing: Routing, source: Source) -> StoredChange:
     """Return a change of the exercise with its deliveries.
 
     It has no reminders. It has no fallbacks, because a sink that fails is to be named, and no other
     sink is to be used for it.
     """
-    line = record_of(change, vm, exercise=True).line()
+    line = record_of(change, source.vm, exercise=True, fleet=source.facts_at(change)).line()
     messages: list[Delivery] = []
-    for delivery in deliveries(change, line, routing, vm):
+    for delivery in deliveries(change, line, routing, source.routed):
         if delivery.kind == change.kind:
             messages.append(replace(delivery, fallback=(), fallback_at=None))
     return StoredChange(change, line, tuple(messages))

@@ -5,6 +5,10 @@ from pathlib import Path
 
 from notbefore.commands.options import begin, check_arguments
 from notbefore.config.extras import check_extra
+from notbefore.config.model import Config, FleetConfig
+from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.process.control_socket import NAME as SOCKET_NAME
+from notbefore.process.control_socket import listens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,3 +34,22 @@ def run(options: argparse.Namespace) -> int:
     from notbefore.fleet.instance import FleetInstance  # the extra `fleet` may not be installed
 
     return FleetInstance(config, check_arguments(options, "fleet")).run()
+
+
+# ---- for the commands that ask an instance
+
+
+def require_fleet(config: Config) -> FleetConfig:
+    """Return the section `fleet`. Raises ``ConfigError`` without it."""
+    if config.fleet is None:
+        raise ConfigError("the configuration has no section `fleet`")
+    return config.fleet
+
+
+def require_instance(directory: Path) -> None:
+    """Raise ``NotBeforeError`` unless an instance listens in this state directory."""
+    if not listens(directory):
+        raise NotBeforeError(
+            f"no instance of `notbefore fleet` listens at {directory / SOCKET_NAME}: run this on"
+            " the machine of an instance, with its configuration or --state-dir"
+        )

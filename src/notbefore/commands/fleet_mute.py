@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from notbefore.commands.fleet import require_fleet
 from notbefore.commands.options import load_configuration, seconds
 from notbefore.config.extras import check_extra
 from notbefore.config.model import FleetConfig
@@ -51,8 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.match or options.seconds or options.comment:
         new_mute = _new_mute(options)
     config = load_configuration(options)
-    if config.fleet is None:
-        raise ConfigError("the configuration has no section `fleet`")
+    fleet = require_fleet(config)
     check_extra("fleet")
     import asyncio  # with Azure's SDK, which the extra `fleet` installs
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
     state_dir = Path(config.state.dir)
     try:
-        mutes = asyncio.run(_change_and_list(config.fleet, state_dir, new_mute, options.end))
+        mutes = asyncio.run(_change_and_list(fleet, state_dir, new_mute, options.end))
     except FAILURES as error:
         raise NotBeforeError(f"the mutes cannot be written or read: {in_one_line(error)}") from None
     sys.stdout.writelines(f"{mute.id}  {escaped(mute.words)}\n" for mute in mutes)
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _new_mute(options: argparse.Namespace) -> Mute:
     """Return the mute that the options describe; raises ``ConfigError``."""
-    match = _match(options.match)
+    match = matchers_of(options.match)
     comment = options.comment or ""
     if options.end or not match or not comment.strip():
         raise ConfigError(
@@ -93,7 +93,7 @@ def _new_mute(options: argparse.Namespace) -> Mute:
     )
 
 
-def _match(texts: list[str]) -> dict[str, str]:
+def matchers_of(texts: list[str]) -> dict[str, str]:
     """Return the matchers of ``--match`` by name; raises ``ConfigError``."""
     match: dict[str, str] = {}
     for text in texts:

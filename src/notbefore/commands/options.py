@@ -120,23 +120,23 @@ def check_arguments(options: argparse.Namespace, command: str) -> list[str]:
     return arguments
 
 
-def add_state(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``state_directory`` reads."""
+def add_state(parser: argparse.ArgumentParser, owner: str = "the agent") -> None:
+    """Add the options that ``state_directory`` reads. ``owner``: of the state directory."""
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="the agent's configuration, which names the state directory",
+        help=f"the configuration of {owner}, which names the state directory",
     )
     parser.add_argument(
         "--state-dir",
         metavar="DIR",
-        help="the state directory of the agent, whatever the configuration says",
+        help=f"the state directory of {owner}, whatever the configuration says",
     )
     parser.add_argument(
         "--socket",
         metavar="FILE",
-        help="the control socket of the agent, control.sock in its state directory",
+        help=f"the control socket of {owner}, control.sock in its state directory",
     )
 
 

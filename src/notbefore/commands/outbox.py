@@ -7,6 +7,7 @@
 import argparse
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
 
@@ -23,6 +24,7 @@ from notbefore.commands.options import (
     table,
 )
 from notbefore.commands.owner import ask_owner
+from notbefore.config.model import Config
 from notbefore.core.duration import span
 from notbefore.core.record import json_line
 from notbefore.errors import ConfigError, NotBeforeError
@@ -55,12 +57,24 @@ HEAD: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions, and the options that choose the agent and the deliveries."""
+    add_actions(parser)
+
+
+def add_actions(
+    parser: argparse.ArgumentParser, owner: str = "the agent", *, over_http: bool = True
+) -> None:
+    """Add the actions, and the options that choose the owner of the outbox and the deliveries.
+
+    ``over_http``: whether ``READING`` actions can ask it over HTTP.
+    """
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
         action.set_defaults(ids=[], all=False, sink=None)
-        add_state(action)
-        if name in READING:
+        add_state(action, owner)
+        if not over_http:
+            action.set_defaults(url=None)
+        elif name in READING:
             add_address(action)
         else:
             for option in ADDRESS:  # to say why they are refused
@@ -82,13 +96,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the action; return the exit code. Raises ``NotBeforeError``."""
-    _check(options)
+    check(options)
     if options.url is not None:
         _show(options, _ask_address(options))
         return 0
 
     config = load_configuration(options, sending=False)
-    directory = state_directory(options, config)
+    return carry_out(options, config, state_directory(options, config))
+
+
+def carry_out(options: argparse.Namespace, config: Config, directory: Path) -> int:
+    """Ask the owner of a state directory; return the exit code. Raises ``NotBeforeError``."""
     action = options.action
     if action == "list":
         action = "show"
@@ -109,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
+def check(options: argparse.Namespace) -> None:
     """Raise an error for options that do not belong together."""
     action = options.action
     address = [option for option in ADDRESS if _value(options, option) is not None]
@@ -131,7 +149,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _value(options: argparse.Namespace, option: str) -> str | None:
-    value: str | None = getattr(options, option.removeprefix("--").replace("-", "_"))
+    value: str | None = getattr(options, option.removeprefix("--").replace("-", "_"), None)
     return value
 
 

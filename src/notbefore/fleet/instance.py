@@ -2,7 +2,7 @@
 supervises them.
 
 Threads: main (signals, the courier, systemd), consumer (the hub, the fold, the snapshots), stdout
-(records), and those of the HTTP server.
+(records), control (commands), and those of the HTTP server.
 """
 
 import logging
@@ -17,12 +17,14 @@ from notbefore.courier.sinks.event_hub import make_credential
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError, StoreError
 from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.desk import FleetDesk
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import HubClock, Parts
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.snapshot_store import FileSnapshots, Snapshots
+from notbefore.process.control_socket import ControlSocket
 from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier
@@ -80,9 +82,10 @@ class FleetInstance:
         self._consumer = Consumer(fleet, parts)
         self._thread = threading.Thread(target=self._consumer.run, name="consumer", daemon=True)
 
-        # to those who ask
+        # to those who ask, and to the commands
         self._view = FleetView(config, self._consumer, parts, self._supervisor)
         self._server = HttpServer(config.server, self._view.app)
+        self._control = ControlSocket(directory, FleetDesk(outbox, self._consumer))
         self._systemd = SystemdNotifier()
 
     def run(self) -> int:
@@ -108,6 +111,7 @@ class FleetInstance:
         )
         self._stdout.start()
         self._thread.start()
+        self._control.start()
         self._systemd.ready()
 
     def _supervise(self) -> bool:
@@ -132,6 +136,7 @@ class FleetInstance:
 
     def _stop(self) -> None:
         self._systemd.stopping()
+        self._control.stop()
         # before the consumer, which still writes what the receivers accept now
         self._supervisor.stop(self._main.wait)
         self._consumer.stop()

@@ -49,6 +49,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     azure_delays: Histogram
     own_partitions: int
     own_events: int  # that are open
+    open_keys: frozenset[str]  # the event keys of their notifications
     # ---- of the whole fleet
     fleet_gap: str  # why events of any partition may be unknown
     partitions: tuple[ShownPartition, ...]
@@ -87,6 +88,7 @@ def state_of(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) 
         azure_delays=keeper.figures.azure_delays,
         own_partitions=len(folds),
         own_events=sum(len(fold.events.open) for fold in folds),
+        open_keys=frozenset(chain.from_iterable(fold.event_keys() for fold in folds)),
         fleet_gap=_fleet_gap(keeper, partitions, all_states, now),
         partitions=tuple(partitions),
         waves=coming(waves, wall, without_agent.keys()),
