@@ -143,16 +143,26 @@ def test_event_without_an_end_is_over_as_far_as_is_known() -> None:
 
 def test_wording_of_a_vm_replaces_that_of_azure_without_an_update() -> None:
     log = Log()
-    log.azure("Scheduled", after=50)
+    log.azure("Scheduled", after=50, DurationInSeconds=30)
     log.add(A, "announced", at=at(2))
 
-    log.azure("Scheduled", after=1)
+    log.azure("Scheduled", after=1, DurationInSeconds=30)
     log.wait(60)
 
     event = log.fold.events.open["sub/rg/event-1"].event
     assert log.kinds == ["announced"]
     assert event.duration == 9
     assert event.description == "As Azure words it."
+
+
+def test_wording_that_azure_changes_is_no_news() -> None:
+    log = Log()
+    log.azure("Scheduled", DurationInSeconds=30)
+
+    log.azure("Scheduled", DurationInSeconds=60)
+
+    assert log.kinds == ["announced"]
+    assert log.fold.events.open["sub/rg/event-1"].event.duration == 60
 
 
 def test_wording_does_not_depend_on_the_order_of_the_sources() -> None:
@@ -329,7 +339,8 @@ def test_place_of_azure_is_used_until_a_vm_says_more() -> None:
     (story,) = log.fold.events.open.values()
     place_of_azure = story.place
 
-    log.add(vm(A.name, zone="2", team="web"), "announced")
+    peer = vm("web_9", zone="2", team="web")
+    log.add(peer, "announced", resources=[A.name])
 
     assert place_of_azure.region == "northeurope"
     assert place_of_azure.scale_set == "web"

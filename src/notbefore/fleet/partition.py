@@ -154,9 +154,6 @@ class Events:
         key = report.place.group + report.event.key
         story = self._known(key, now)
         if story is not None:
-            is_of_earlier = story.began is not None and time < story.began
-            if is_of_earlier and AZURE_CLAIMS[report.status] not in OVER:
-                return "late"  # about the earlier event with this id
             return self._add_azure(story, report, time, now, Standing.NEW)
 
         self._state.unknown.pop(key, None)
@@ -956,7 +953,7 @@ def _is_under_way(story: Story, now: float) -> bool:
 def _begins_again(story: Story, report: Report, now: float) -> bool:
     """Whether a report is about a new event that has the id of an open one."""
     # an event that is not over is still the same one
-    if story.standing not in OVER or _has_azure_end(story.azure):
+    if story.standing not in OVER:
         return False
     return _came_back(report, _over_since(story, now))
 
