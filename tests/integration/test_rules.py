@@ -718,7 +718,61 @@ GAPS: Final[fleet.Counts] = {
     fleet.UNKNOWN_EVENTS: {(): 3},
 }
 
+SPLIT: Final[fleet.Counts] = {**ONE, fleet.SPLIT_EVENTS: {(): 2}}
+DAY: Final = 86_400
+
+
+def heard_from(azure: int, vms: int) -> fleet.Counts:
+    """An instance that has had so many messages of Azure, and new events that VMs reported."""
+    return {
+        **ONE,
+        fleet.AZURE_MESSAGES: {("Scheduled",): azure},
+        fleet.FIRST_NOTICES: {("vm",): vms},
+    }
+
+
 OF_FLEETS: Final[list[Case]] = [
+    (
+        "events in two partitions are said while they are",
+        [FleetInstance("one", {0: ONE, 240: SPLIT, 600: ONE})],
+        of_fleet(
+            "NotbeforeFleetEventsSplit",
+            {
+                285: "",
+                300: "notbefore-fleet: 2 events are open in several partitions of the hub",
+                600: "",
+            },
+        ),
+    ),
+    (
+        "Azure's messages have stopped, and VMs report events",
+        [
+            FleetInstance(
+                "one",
+                {
+                    0: heard_from(0, 0),
+                    600: heard_from(7, 0),
+                    1200: heard_from(7, 5),
+                    DAY + 1200: heard_from(7, 9),
+                    DAY + 2400: heard_from(8, 9),
+                },
+            )
+        ],
+        of_fleet(
+            "NotbeforeFleetAzureSilent",
+            {
+                1800: "",
+                DAY + 1800: "notbefore-fleet: VMs report events, and Azure's own messages have"
+                " stopped",
+                DAY + 3000: "",
+            },
+        ),
+    ),
+    (
+        "a fleet that Azure never spoke to misses no messages of it",
+        [FleetInstance("one", {0: heard_from(0, 0), 600: heard_from(0, 9)})],
+        of_fleet("NotbeforeFleetAzureSilent", {1200: ""}),
+    ),
     (
         "gaps in what a fleet knows are said while they last",
         [FleetInstance("one", {0: ONE, 240: GAPS, 1020: ONE})],

@@ -1,9 +1,10 @@
 """``notbefore fleet`` under faults, with an account of what must have been notified that shares no
 code with it.
 
-A writer sends the changes of many VMs to the hub, as bytes of its own making; a receiver notes what
-arrives. Each event is announced, started and finished by each VM of its scale set: so three
-notifications are wanted of it, in this order, each under one delivery id of its own.
+A writer sends the changes of many VMs and Azure's own messages to the hub, as bytes of its own
+making; a receiver notes what arrives. Each event is announced, started and finished by each VM of
+its scale set, by Azure, or by both: so three notifications are wanted of it, in this order, each
+under one delivery id of its own.
 """
 
 import json
@@ -23,12 +24,18 @@ from azure.eventhub.exceptions import EventHubError
 
 from support.agent import eventually
 from support.azurite import Azurite
+from support.event_grid import encoded, message, resource_id
 from support.fleet_instance import RunningFleet, configured, send
 from support.hub import Hub
 from support.peers import HttpPeer
 from support.random_fleets import record_of
 
 STEPS = ("announced", "started", "finished")
+# the statuses that Azure itself reports
+STATUSES = {"announced": "Scheduled", "started": "Started", "finished": "Completed"}
+# every third event is known from one source, and every third from both
+ONLY_VMS = 1
+ONLY_AZURE = 2
 VMS = 3  # of each scale set
 SETS = 40
 PAUSE = 0.5  # seconds between two turns of the writer
@@ -52,6 +59,20 @@ def change_of(event: str, vm: str, step: str, not_before: datetime) -> bytes:
         change_id=f"{event}-{step}",
         type="Reboot",
         resources=[f"{scale_set}_0"],
+    )
+
+
+def message_of(event: str, scale_set: str, step: str, not_before: datetime) -> bytes:
+    """What Event Grid delivers of the same step."""
+    return encoded(
+        message(
+            STATUSES[step],
+            event,
+            at=datetime.now(UTC),
+            not_before=not_before if step == "announced" else None,
+            resource=resource_id(name=scale_set, event_id=event),
+            Resources=[f"{scale_set}_0"],
+        )
     )
 
 
@@ -84,10 +105,13 @@ class Writer(threading.Thread):
                 number = turn - age * LIFE
                 if 0 <= number < len(self.begun):
                     name = f"set{number % SETS}"
-                    changes = [
-                        change_of(f"E{number}", f"{name}_{vm}", step, self._not_before)
-                        for vm in range(VMS)
-                    ]
+                    changes: list[bytes] = []
+                    if number % 3 != ONLY_AZURE:
+                        for vm in range(VMS):
+                            change = change_of(f"E{number}", f"{name}_{vm}", step, self._not_before)
+                            changes.append(change)
+                    if number % 3 != ONLY_VMS:
+                        changes.append(message_of(f"E{number}", name, step, self._not_before))
                     self._send(f"sub/rg/{name}", changes)
             turn += 1
             time.sleep(PAUSE)

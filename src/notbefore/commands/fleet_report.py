@@ -35,9 +35,15 @@ IN_TABLE: Final = (
     "unknown",
     "as_far_as_known",
 )
+WITH_AZURE: Final = ("azure_notice_median", "azure_short_notice", "known_by_azure", "known_by_vms")
+"""Further columns of the table, if Azure itself has reported an event."""
 LEGEND: Final = """\
 Notice and interruption are per affected VM; short notice: less than nine tenths of the promise.
 As far as known: not every VM has reported the end of these events.
+"""
+AZURE_LEGEND: Final = """\
+Azure notice: per event, from the arrival of Azure's first message to NotBefore.
+Known by: Azure, or the VMs, have reported how the event ended.
 """
 
 
@@ -153,12 +159,17 @@ def _print_csv(rows: list[Row], by: tuple[str, ...]) -> None:
 def _print_table(rows: list[Row], by: tuple[str, ...], since: datetime) -> None:
     sys.stdout.write(f"Events that ended since {since:%Y-%m-%d %H:%M} UTC, without exercises.\n")
     columns = (*by, *IN_TABLE)
+    has_azure = any(row["azure_notice"] or row["known_by_azure"] for row in rows)
+    if has_azure:
+        columns += WITH_AZURE
     head = tuple(name.removeprefix("event_").replace("_", " ").upper() for name in columns)
     table(head, [tuple(_cell(row[name]) for name in columns) for row in rows])
-    if rows:
-        sys.stdout.write(LEGEND)
-    else:
+    if not rows:
         sys.stdout.write("None.\n")
+        return
+    sys.stdout.write(LEGEND)
+    if has_azure:
+        sys.stdout.write(AZURE_LEGEND)
 
 
 def _inert(value: object) -> object:

@@ -213,7 +213,13 @@ def _figures_of(events: list[PastEvent]) -> Row:
     if promised is not None:
         short_notice = sum(notice < KEPT * promised for notice in notices)
 
+    azure_notices = [event.azure_notice for event in events if event.azure_notice is not None]
+    azure_short_notice = None
+    if promised is not None:
+        azure_short_notice = sum(notice < KEPT * promised for notice in azure_notices)
+
     outcomes = Counter(event.outcome for event in events)
+    known_by = Counter(event.ended_by for event in events)
     return {
         "events": len(events),
         "vms": sum(len(event.vms) for event in events),  # affected VMs, counted once for each event
@@ -228,6 +234,12 @@ def _figures_of(events: list[PastEvent]) -> Row:
         **_spread("notice", notices),
         "measured_interruption": len(interruptions),  # VMs
         **_spread("interruption", interruptions),
+        # the notice that Azure's own messages have left when they came
+        "azure_notice": len(azure_notices),  # events
+        "azure_short_notice": azure_short_notice,
+        **_spread("azure_notice", azure_notices),
+        "known_by_azure": known_by["azure"] + known_by["both"],  # how they ended
+        "known_by_vms": known_by["vms"] + known_by["both"],
     }
 
 

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
+from typing import Final, get_args
 
 from msgspec import Struct
 
 from notbefore.core.text import counted, natural
+from notbefore.fleet.azure_messages import AzureStatus
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Keeper
 from notbefore.fleet.mutes import Mute
@@ -18,10 +20,12 @@ from notbefore.fleet.partition import Partition
 from notbefore.fleet.shown_waves import ShownPartition, ShownVm, ShownWave, coming
 from notbefore.fleet.silence import Heard
 from notbefore.fleet.snapshot import Snapshot
-from notbefore.fleet.story import OVER
+from notbefore.fleet.story import OVER, EndedBy
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Metric
 from notbefore.metrics.totals import Histogram, Labels
+
+AZURE_LABELS: Final = (*get_args(AzureStatus), "skipped")  # of Azure's messages
 
 Lag = Mapping[str, tuple[int, float]]
 """Partition -> records and seconds behind the hub."""
@@ -192,9 +196,9 @@ def _counts(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) -
         metrics.POISON: _by_label(figures.poison),
         metrics.ERRORS: _by_label(figures.errors),
         metrics.MISSING: {(): figures.missing},
-        metrics.AZURE_MESSAGES: _by_label(figures.azure_messages),
-        metrics.FIRST_NOTICES: _by_label(figures.first_notices),
-        metrics.ENDS: _by_label(figures.ends),
+        metrics.AZURE_MESSAGES: _by_label(figures.azure_messages, *AZURE_LABELS),
+        metrics.FIRST_NOTICES: _by_label(figures.first_notices, "azure", "vm"),
+        metrics.ENDS: _by_label(figures.ends, *get_args(EndedBy)),
         metrics.CONTRADICTIONS: {(): figures.contradictions},
         metrics.LOST_SNAPSHOTS: {(): lost},
         metrics.NEWER_SNAPSHOTS: {(): len(keeper.refused)},
@@ -208,8 +212,11 @@ def _counts(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) -
     }
 
 
-def _by_label(counter: Counter[str]) -> dict[Labels, float]:
-    return {(label,): count for label, count in counter.items()}
+def _by_label(counter: Counter[str], *always: str) -> dict[Labels, float]:
+    """Return the counts by label; those of ``always`` also if they are 0, so that alerts see their
+    first increase.
+    """
+    return {(label,): counter[label] for label in dict.fromkeys((*always, *counter))}
 
 
 def _events_by_place(

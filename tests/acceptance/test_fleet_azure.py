@@ -1,0 +1,109 @@
+"""Azure's own messages in the hub that the fleet reads: from the message to the notification."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from support.agent import eventually, get, notbefore
+from support.event_grid import as_cloud_event, encoded, message, resource_id
+from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_records import report, vm
+from support.hub import Hub
+from support.peers import HttpPeer
+
+A = vm("web_0")
+
+
+def bodies(hook: HttpPeer) -> list[dict[str, Any]]:
+    return [json.loads(request.body) for request in hook.requests]
+
+
+def reasons(hook: HttpPeer) -> list[str]:
+    return [body["azure.scheduled_event.reason"] for body in bodies(hook)]
+
+
+def azure_message(status: str, event_id: str, name: str) -> dict[str, Any]:
+    """Return a message about a VM without a scale set."""
+    now = datetime.now(UTC)
+    return message(
+        status,
+        event_id,
+        at=now,
+        not_before=now + timedelta(seconds=900) if status == "Scheduled" else None,
+        resource=resource_id("virtualMachines", name, event_id),
+        Resources=[name],
+    )
+
+
+def test_event_of_a_vm_without_an_agent_is_notified_and_shown(
+    hub: Hub, hook: HttpPeer, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, hub, hook.url)
+    with RunningFleet(config, tmp_path / "state") as fleet:
+        url = f"http://127.0.0.1:{fleet.port}"
+        send(hub, [encoded(azure_message("Scheduled", "E-1", "db_1"))], "sub/rg")
+        eventually(lambda: len(hook.requests) == 1)
+        table = notbefore("events", "--fleet", "--url", url)
+        answer = fleet.json("/api/v1/fleet/events")
+        page = get(fleet.port, "/")[1]
+
+        started = as_cloud_event(azure_message("Started", "E-1", "db_1"))
+        completed = azure_message("Completed", "E-1", "db_1")
+        send(hub, [encoded(started), encoded(completed, started)], "sub/rg")
+        eventually(lambda: reasons(hook)[-1] == "azure_completed")
+
+        eventually(lambda: len(fleet.json("/api/v1/fleet/history")["events"]) == 1)
+        past = fleet.json("/api/v1/fleet/history")["events"][0]
+        found = notbefore("fleet", "report", "--url", url, "--since", "1h")
+        scheduled = fleet.metric('notbefore_fleet_azure_messages_total{event_status="Scheduled"}')
+        delays = fleet.metric("notbefore_fleet_azure_delay_seconds_count")
+        known = fleet.metric('notbefore_fleet_ends_total{known_by="azure"}')
+        assert fleet.stop() == 0
+
+    last = bodies(hook)[-1]
+    assert last["azure.scheduled_event.fleet.reported_by"] == 0
+    assert last["azure.scheduled_event.fleet.azure_status"] == "Completed"
+    assert "1 VM is without an agent" in table.stdout
+    assert "db_1 (no agent)" in table.stdout
+    assert answer["waves"][0]["azure_status"] == "Scheduled"
+    assert answer["waves"][0]["without_agent"] == ["db_1"]
+    assert "1 VM without an agent" in str(page)
+    assert past["ended_by"] == "azure"
+    assert 880 < past["azure_notice"] <= 900
+    assert "KNOWN BY AZURE" in found.stdout
+    assert scheduled == 1
+    assert delays == 4
+    assert known == 1
+
+
+def test_unknown_end_of_the_vms_is_corrected_by_azure(
+    hub: Hub, hook: HttpPeer, tmp_path: Path
+) -> None:
+    with RunningFleet(configured(tmp_path, hub, hook.url, group_wait="1s"), tmp_path) as fleet:
+        send(hub, [report(A, "announced")])
+        send(hub, [report(A, "ended", reason="not_watched")])
+        eventually(lambda: len(hook.requests) == 2)
+
+        send(hub, [encoded(message("Completed", at=datetime.now(UTC)))])
+        eventually(lambda: len(hook.requests) == 3)
+        assert fleet.stop() == 0
+
+    last = bodies(hook)[-1]
+    assert last["azure.scheduled_event.change"] == "finished"
+    assert last["azure.scheduled_event.reason"] == "corrected"
+
+
+def test_event_in_two_partitions_is_said(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
+    with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
+        send(hub, [report(A, "announced")])
+        for key in ("other", "another", "one more", "and one"):  # one of them is elsewhere
+            send(hub, [encoded(message("Scheduled", at=datetime.now(UTC)))], key)
+
+        eventually(lambda: fleet.metric("notbefore_fleet_events_split") == 1, patience=40)
+        ready = get(fleet.port, "/readyz")[1]
+        log = fleet.log
+        assert fleet.stop() == 0
+
+    assert "1 event is open in several partitions (event-1 in " in str(ready)
+    assert "the event sub/rg/event-1 is open in the partitions " in log
