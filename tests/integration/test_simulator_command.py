@@ -6,13 +6,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from notbefore.commands.main import main
+from notbefore.fleet.azure_messages import read_messages
 from support.agent import PATIENCE, eventually, get
+from support.hub import Hub
 
 PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 
@@ -117,3 +120,58 @@ def test_simulate_ends_with_code_3_when_its_address_is_in_use(
         assert main(["simulate", "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]) == 3
 
     assert "cannot listen" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("schema", ["event-grid", "cloud-events"])
+def test_simulate_sends_to_a_hub_what_event_grid_delivers(schema: str, tmp_path: Path) -> None:
+    with Hub(tmp_path, partitions=2) as hub:
+        (tmp_path / "hub-key").write_text(hub.connection_string(), encoding="utf-8")
+        words = ("--event-grid", str(tmp_path / "hub-key"), "--event-grid-schema", schema)
+        scenario = ("--scenario", "user-reboot", "--speed", "600", "--event-grid-fault", "repeat")
+
+        with simulating(*words, *scenario):
+            eventually(lambda: len(hub.stored) == 6)
+
+        messages = [read_messages(stored.body) for stored in hub.stored]
+        partitions = {stored.partition for stored in hub.stored}
+
+    statuses = {message.reports[0].status for message in messages if message is not None}
+    assert statuses == {"Scheduled", "Started", "Completed"}
+    assert len(partitions) == 1
+
+
+def test_simulate_sends_again_what_the_hub_has_not_accepted(tmp_path: Path) -> None:
+    hub = Hub(tmp_path, partitions=1)
+    (tmp_path / "hub-key").write_text(hub.connection_string(), encoding="utf-8")
+
+    with simulating(
+        "--event-grid", str(tmp_path / "hub-key"), "--scenario", "user-reboot"
+    ) as running:
+        process, _ = running
+        assert process.stderr is not None
+        assert "the hub did not accept messages" in process.stderr.readline()
+        with hub:
+            eventually(lambda: len(hub.stored) == 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", "no connection string"), ("Endpoint=sb://h/;SharedAccessKey=k", "EntityPath")],
+)
+def test_simulate_refuses_a_file_that_names_no_hub(
+    text: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hub-key"
+    path.write_text(text, encoding="utf-8")
+
+    exit_code = main(["simulate", "--listen", "127.0.0.1:0", "--event-grid", str(path)])
+
+    assert exit_code == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_simulate_refuses_a_wrong_delivery_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code = main(["simulate", "--event-grid-fault", "lost"])
+
+    assert exit_code == 2
+    assert "KIND is late, reorder, repeat" in capsys.readouterr().err

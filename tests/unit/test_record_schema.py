@@ -16,6 +16,7 @@ from notbefore.core.cloud_event import DATA_SCHEMA, cloud_event
 from notbefore.core.record import Vm
 from notbefore.wording.records import heartbeat_of, record_of
 from support.azure import ME, PEER, T0, Story, item
+from support.fleet_log import A, Log
 from support.messages import VM
 
 SCHEMA = json.loads(files("notbefore.core").joinpath("record.v1.json").read_text(encoding="utf-8"))
@@ -54,6 +55,20 @@ def test_every_record_is_valid(documents: list[list[dict[str, Any]]], vm: Vm | N
 
     for change in story.changes:
         VALIDATOR.validate(json.loads(record_of(change, vm).line()))
+
+
+def test_record_of_a_fleet_is_valid() -> None:
+    log = Log()
+    for status in ("Scheduled", "Started", "Completed"):
+        log.azure(status)
+    log.add(A, "announced", "EVENT-2")
+
+    records = [record_of(made.change, made.vm, fleet=made.facts).flat() for made in log.made]
+
+    name = "azure.scheduled_event.fleet.azure_status"
+    assert [record.get(name) for record in records] == ["Scheduled", "Started", "Completed", None]
+    for record in records:
+        VALIDATOR.validate(json.loads(json.dumps(record)))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,21 @@ import argparse
 import signal
 import sys
 import threading
+from contextlib import ExitStack
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
+from notbefore.config.extras import check_extra
 from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError
 from notbefore.simulator.control import EVENTS
+from notbefore.simulator.event_grid import (
+    DELIVERY_FAULTS,
+    SCHEMAS,
+    DeliveryFaults,
+    EventGrid,
+)
 from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import FASTEST, FAULTS, NAMED, SLOWEST
 
@@ -64,6 +73,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND[:VALUE]",
         help=f"let one answer fail; KIND is {', '.join(FAULTS)}, and VALUE a status or seconds",
     )
+    parser.add_argument(
+        "--event-grid",
+        type=Path,
+        metavar="FILE",
+        help="also send the events to an Event Hub, as Event Grid does; FILE has its connection"
+        " string",
+    )
+    parser.add_argument(
+        "--event-grid-schema",
+        choices=SCHEMAS,
+        default=SCHEMAS[0],
+        help=f"the schema of these messages (default {SCHEMAS[0]})",
+    )
+    parser.add_argument(
+        "--event-grid-fault",
+        action="append",
+        default=[],
+        metavar="KIND[:VALUE]",
+        help=f"how they are delivered; KIND is {', '.join(DELIVERY_FAULTS)}, and VALUE seconds, or"
+        " how often",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -75,17 +105,43 @@ def run(options: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    with _make_simulator(options) as simulator:
+    faults = _event_grid_faults(options)
+    with ExitStack() as stack:
+        simulator = stack.enter_context(_make_simulator(options))
         for version in options.refuse_version:
             simulator.refuse_version(version, HTTPStatus.BAD_REQUEST)
         for fault in options.fault:
             _add_fault(simulator, fault)
         for name in options.scenario:
             simulator.start(NAMED[name].name, cancel=options.cancel)
+        write_due = _no_hub
+        if options.event_grid is not None:
+            check_extra("eventhub")
+            from notbefore.commands.hub_writer import make_hub_writer  # Azure's SDK
+
+            event_grid = EventGrid(simulator, options.event_grid_schema, faults)
+            writer = stack.enter_context(make_hub_writer(options.event_grid, event_grid))
+            write_due = writer.write_due
         _print_endpoints(simulator)
         while not stopped.wait(0.2):  # Windows handles no signal during a longer wait
-            pass
+            write_due()
     return 0
+
+
+def _no_hub() -> None:
+    """Write nothing: there is no hub."""
+
+
+def _event_grid_faults(options: argparse.Namespace) -> DeliveryFaults:
+    """Return how ``--event-grid-fault`` delivers messages. Raises ``ConfigError``."""
+    faults = DeliveryFaults()
+    for text in options.event_grid_fault:
+        kind, _, value = text.partition(":")
+        try:
+            faults = faults.with_fault(kind, float(value) if value else None)
+        except ValueError as error:
+            raise ConfigError(f"--event-grid-fault {text}: {error}") from None
+    return faults
 
 
 def _make_simulator(options: argparse.Namespace) -> Simulator:

@@ -108,6 +108,15 @@ class Play(Struct, frozen=True):
             return "Started"
         return None
 
+    def published_status(self, now: float) -> str:
+        """Return the status outside of the VM, which also says how the event ended."""
+        status = self.status(now)
+        if status is not None:
+            return status
+        if self._is_canceled(now):
+            return "Canceled"
+        return "Completed"
+
     def _is_canceled(self, now: float) -> bool:
         if self.approved is not None:  # Azure does not cancel an approved event
             return False
@@ -121,6 +130,10 @@ class Play(Struct, frozen=True):
         status = self.status(now)
         if status is None:
             return None
+        return self.with_status(status)
+
+    def with_status(self, status: str) -> dict[str, Any]:
+        """Return the event as Azure describes it with a status."""
         not_before = ""
         if status == "Scheduled":
             not_before = formatdate(self.not_before, usegmt=True)
@@ -304,6 +317,11 @@ class SimulatorState:
                     self._faults.remove(fault)
                     return fault
             return None
+
+    def plays(self) -> tuple[Play, ...]:
+        """Return all events since the last ``clear``, also those that have ended."""
+        with self._lock:
+            return tuple(self._plays.values())
 
     def body(self) -> bytes:
         """Return the present document; the incarnation rises whenever the content changes."""
