@@ -298,6 +298,33 @@ def test_table_of_modules_names_existing_files() -> None:
     assert missing == []
 
 
+def rows_of_changes() -> dict[str, str]:
+    """Return the table "Where would I change X?": X -> where."""
+    section = read("docs/how-it-works.md").partition("## Where would I change X?")[2]
+    table = section.partition("\n## ")[0]
+    return dict(re.findall(r"(?m)^\| ([^*|]+) \| (.+) \|$", table))
+
+
+def test_table_of_changes_names_existing_files_and_names() -> None:
+    rows = rows_of_changes()
+    assert len(rows) > 50
+
+    for subject, place in rows.items():
+        words = re.findall("`([^`]+)`", place)
+        files = [word for word in words if "/" in word or word.endswith(".py")]
+        names = [word.rpartition(".")[2] for word in words if word not in files]
+        code = ""
+        for file in files:
+            path = ROOT / "src/notbefore" / file
+            if not path.exists():
+                path = ROOT / file
+            assert path.exists(), f"{subject}: {file}"
+            if path.is_file():
+                code += path.read_text(encoding="utf-8")
+        missing = [name for name in names if name not in code]
+        assert missing == [], subject
+
+
 def test_table_of_modules_is_complete() -> None:
     paths = [path for path in SOURCE.glob("*/*.py") if path.name != "__init__.py"]
     modules = {path.relative_to(SOURCE).as_posix() for path in paths}

@@ -285,7 +285,7 @@ class Approver:
     # ---- doing
 
     def _send(self, attempt: ApprovalAttempt, runtime: Runtime) -> float:
-        """Ask IMDS once more, store the attempt, judge again, and send the start request.
+        """Ask IMDS again, store the attempt, judge again, and send the start request.
 
         Returns the seconds until the next decision.
         """
@@ -298,7 +298,7 @@ class Approver:
                 return self._pause(attempt, error)
             if difference and attempt.rule == OPERATOR:
                 return self._end(attempt, "changed", difference)
-            if difference:  # the next poll sees it as well
+            if difference:  # the next poll also sees it
                 return SHORT_WAIT
 
             counted = replace(attempt, requests=attempt.requests + 1)

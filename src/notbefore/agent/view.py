@@ -314,7 +314,7 @@ class AgentView:
 
     def page(self) -> bytes:
         """Return the page for people, as HTML."""
-        # only if somebody opens the page
+        # imported only when someone opens the page
         from notbefore.web.page.model import PageModel, newest_ended  # noqa: PLC0415
         from notbefore.web.page.render import render
 

@@ -135,7 +135,7 @@ def _unusable_sinks(config: Config, places: Places) -> Iterator[Mistake]:
 
 
 def _open_access(config: Config, places: Places) -> Iterable[Mistake]:
-    """Return the mistakes of the listener, such as that everybody could read."""
+    """Return the mistakes of the listener, such as one that lets others read."""
     try:
         Access(config.server).check_listen()
     except ConfigError as error:

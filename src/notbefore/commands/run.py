@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-approval",
         action="store_true",
-        help="permit approvals; approval.enabled must be true as well",
+        help="permit approvals; approval.enabled must also be true",
     )
 
 

@@ -83,7 +83,7 @@ def _of_sink(name: str, sink: SinkConfig, config: Config) -> Iterator[Finding]:
             advice = "install it, or chmod +x"
             if " " in program:
                 advice = "write a list, [PROGRAM, ARGUMENT]"
-            text = f"{program} is no program that can be run: {advice}"
+            text = f"{program} cannot be run as a program: {advice}"
             yield Finding(f"sinks.{name}.command.command", text)
 
 
@@ -165,7 +165,7 @@ def _unreached(index: int, routes: Sequence[Route]) -> Iterator[Finding]:
 
 def _covers(wide: Match, narrow: Match) -> bool:
     """Whether everything that ``narrow`` matches is certainly matched by ``wide``."""
-    if wide.duration not in (None, narrow.duration):
+    if wide.duration is not None and wide.duration != narrow.duration:
         return False
     for tag, values in wide.tags.items():
         if tag not in narrow.tags or not _contains(values, narrow.tags[tag]):
@@ -275,7 +275,7 @@ def _writable(files: Iterable[Path]) -> Iterator[str]:
     for file in dict.fromkeys(files):
         if file.exists() and file.stat().st_mode & stat.S_IWOTH:
             yield (
-                f"{file} can be written by every user of this machine: who writes it decides which"
+                f"{file} can be written by every user of this machine. Its content decides which"
                 " commands the agent runs, where it sends, and who may read from it: chmod o-w"
                 f" {file}"
             )

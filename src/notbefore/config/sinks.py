@@ -168,7 +168,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def updates_message(self) -> bool:
-        """Whether it keeps one message for each event, which shows how the event goes on."""
+        """Whether it keeps one message for each event, and updates it."""
         return False
 
     @property

@@ -92,7 +92,7 @@ def _action(
         return "skip"
     if not switches.off:
         return "approve"
-    # in a dry run, nobody knows whether the VMs before this one would have approved
+    # in a dry run, it is not known whether the VMs before this one would have approved
     if is_silent or decision.predecessors:
         return "off"
     return "dry_run"

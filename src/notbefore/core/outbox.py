@@ -384,7 +384,7 @@ class Outbox:
                 self._add(self._fallback_copy(row, sink, now), now)
             self.rows.put(replace(row, fallback_at=None))
 
-            # if another sink fails as well, the fallback must not get the same change twice
+            # if another sink also fails, the fallback must not get the same change twice
             event_rows = self.rows.of_event(row.event_key)
             same_change = [other for other in event_rows if other.change_id == row.change_id]
             self._spare(same_change, row.fallback)
@@ -449,7 +449,7 @@ class Outbox:
 
         thread = result.thread
         if thread is None and row.note:
-            thread = ""  # it came to a fallback sink, which must get the event's end as well
+            thread = ""  # it came to a fallback sink, which must also get the event's end
         if thread is not None:
             self._store_thread(row.lane, thread)
 

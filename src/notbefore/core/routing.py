@@ -310,7 +310,7 @@ def _closing_routes(change: Change, routing: Routing, vm: Vm) -> dict[str, Route
 def _notifies(change: Change, announce_by: AnnounceBy, vm: Vm | None) -> bool:
     """Whether this VM notifies.
 
-    With ``affected``: if it is one of Resources, and once more when it no longer is.
+    With ``affected``: if it is one of Resources, and again when it no longer is.
     """
     if change.approval is not None:  # no other VM reports this approval
         return True

@@ -47,8 +47,8 @@ LEAVE_SECONDS: Final = 2.0
 MOST_COURIERS: Final = 3  # at a time: each takes tens of MiB
 STOP_SECONDS: Final = 10.0  # to send what is due before the agent ends
 # seconds between the starts of couriers that end unexpectedly
-FIRST_PAUSE: Final = 1.0
-LONGEST_PAUSE: Final = 60.0
+FIRST_START_PAUSE: Final = 1.0
+LONGEST_START_PAUSE: Final = 60.0
 
 log = logging.getLogger("notbefore.courier.supervisor")
 
@@ -191,7 +191,9 @@ class Supervisor:
     def _start(self) -> None:
         try:
             frame = seal(self._orders, dict(os.environ))
-            descriptor = self._lock.descriptor if self._lock is not None else None
+            descriptor = None
+            if self._lock is not None:
+                descriptor = self._lock.descriptor
             self._courier = CourierProcess(frame, environment(self._orders), descriptor)
         except (OSError, ConfigError) as error:
             self._pause(f"the courier cannot be started ({error})")
@@ -223,8 +225,8 @@ class Supervisor:
         except ConnectionError:  # it has ended
             pass
         except msgspec.MsgspecError as error:
-            wrong = f"the courier sent a wrong message ({error}): it is killed and replaced"
-            log.error("%s", wrong)  # noqa: TRY400 - the text is enough
+            text = "the courier sent a wrong message (%s): it is killed and replaced"
+            log.error(text, error)  # noqa: TRY400 - the text is enough
 
         code = self._reap(courier)
         if not courier.works:
@@ -255,7 +257,9 @@ class Supervisor:
         courier.note(results)
         if courier.hangs and courier is self._courier:
             self._let_go("hung")
-        limits = {} if courier.leaves else courier.limits
+        limits = courier.limits
+        if courier.leaves:
+            limits = {}
         deliveries = self._outbox.exchange(results, limits)
         if deliveries:
             courier.give(deliveries, self._clock.now().timestamp())
@@ -275,7 +279,9 @@ class Supervisor:
             courier.last_busy = now
         if courier.holds_once:
             return
-        patience = LINGER if not courier.leaves else 0.0
+        patience = LINGER
+        if courier.leaves:
+            patience = 0.0
         if now - courier.last_busy > patience or now >= courier.leave_at:
             self._reap(courier)
 
@@ -290,20 +296,20 @@ class Supervisor:
         self._outbox.courier_ended(courier.held)
         return code
 
-    def _pause(self, why: str = "") -> None:
+    def _pause(self, trouble: str = "") -> None:
         """Start the next courier at once after the first failure, later after growing pauses.
 
-        ``why``: the trouble, in words.
+        ``trouble``: why none works now, in words.
         """
-        if why:
+        if trouble:
             if self.replaced:
                 package = f"the package of this agent ({__version__}) was replaced or removed"
-                why = f"{package}: {why}"
-            self.trouble = f"{why}: notifications wait"
+                trouble = f"{package}: {trouble}"
+            self.trouble = f"{trouble}: notifications wait"
             log.error("%s", self.trouble)
         pause = 0.0
         if self._failures:
-            pause = back_off(self._failures, FIRST_PAUSE, LONGEST_PAUSE)
+            pause = back_off(self._failures, FIRST_START_PAUSE, LONGEST_START_PAUSE)
         self._failures += 1
         self._not_before = time.monotonic() + pause
 

@@ -19,7 +19,7 @@ MAX_EXCERPT: Final = 2_000  # characters of an answer in an error
 INFORMATIONAL: Final = range(100, 200)
 SUCCESSFUL: Final = range(200, 300)
 REDIRECT_OR_REFUSAL: Final = range(300, 500)
-# a wrong token or address: try again, somebody may correct it
+# a wrong token or address: try again, because someone may correct it
 BY_HAND: Final = frozenset({401, 403, 404})
 TEMPORARY: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # the 4xx after which to try again
 # how a web page begins, which a captive portal or a proxy answers in place of the receiver

@@ -82,7 +82,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         return sent
 
     def note_progress(self, sent: int, offered: int) -> None:
-        """Note how much of what it offered the socket took."""
+        """Note how many bytes the socket took of those that it was offered."""
         if sent == offered:
             self.stalled_since = math.inf
         elif sent > 0 or self.stalled_since == math.inf:
@@ -97,7 +97,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         return now - self.since > REQUEST_GRACE
 
     def handle_expt(self) -> None:
-        """Close: nobody reads urgent data, so each poll would return at once because of them."""
+        """Close: no one reads urgent data, so they would end each poll at once."""
         self.handle_close()
 
     def handle_error(self) -> None:
