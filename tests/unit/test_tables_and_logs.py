@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from notbefore.commands.approve import describe
-from notbefore.commands.events import show_events
 from notbefore.commands.history import show_history
+from notbefore.commands.listing import event_listing
 from notbefore.commands.options import due
 from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
@@ -116,11 +116,10 @@ LISTED = {
 def test_events_are_shown_as_far_as_they_are_known(
     fields: dict[str, Any],
     beginning: str,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show_events(events_answer(**fields))
+    lines = event_listing(events_answer(**fields)).lines
 
-    assert capsys.readouterr().out.startswith(beginning)
+    assert lines[0].startswith(beginning)
 
 
 @pytest.mark.parametrize(
@@ -132,30 +131,26 @@ def test_events_are_shown_as_far_as_they_are_known(
     ],
 )
 def test_events_are_shown_with_what_the_approval_rules_do(
-    approval: dict[str, Any],
-    words: str,
-    capsys: pytest.CaptureFixture[str],
+    approval: dict[str, Any], words: str
 ) -> None:
-    show_events(events_answer(events=[{**LISTED, **approval}]))
+    head, row = event_listing(events_answer(events=[{**LISTED, **approval}])).lines
 
-    head, row = capsys.readouterr().out.splitlines()
     assert row[head.index("APPROVAL") :] == words
 
 
-def test_events_are_not_claimed_to_be_none_when_imds_is_silent(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    show_events(events_answer(silence="IMDS has given no valid answer yet"))
+def test_events_are_not_claimed_to_be_none_when_imds_is_silent() -> None:
+    listing = event_listing(events_answer(silence="IMDS has given no valid answer yet"))
 
-    assert capsys.readouterr().out == ""
+    assert listing.lines == []
 
 
-def test_table_shows_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    show_events(events_answer(events=[LISTED | {"event_type": "a\x1b[2Jb\n"}]))
+def test_table_shows_no_control_characters() -> None:
+    events = [LISTED | {"event_type": "a\x1b[2Jb\n"}]
 
-    table = capsys.readouterr().out
-    assert "\x1b" not in table
-    assert table.count("\n") == 2
+    head, row = event_listing(events_answer(events=events)).lines
+
+    assert "\x1b" not in head + row
+    assert "\n" not in row
 
 
 # ---- the history

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from notbefore.commands.options import begin, check_arguments
+from notbefore.commands.options import add_log_level, begin, check_arguments
 from notbefore.config.extras import check_extra
 from notbefore.config.model import Config, FleetConfig
 from notbefore.errors import ConfigError, NotBeforeError
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="state.dir: the directory of the outbox; each instance has its own",
     )
+    add_log_level(parser)
 
 
 def run(options: argparse.Namespace) -> int:

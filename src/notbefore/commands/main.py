@@ -9,8 +9,10 @@ import importlib
 import io
 import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TextIO
 
@@ -24,13 +26,15 @@ DESCRIPTION: Final = (
 )
 EXIT_CODES: Final = """\
 Exit codes: 0 done · 1 it failed while running (no agent answers, for example) · 2 the command line
-or the configuration is wrong · 3 it cannot start (address in use, state held by another agent).
+or the configuration is wrong · 3 it cannot start (address in use, state held by another agent) ·
+130 Ctrl-C ended it; `run`, `fleet` and `simulate` then stop in order, with 0.
 """
 
 OK: Final = 0
 FAILED: Final = 1
 WRONG: Final = 2
 CANNOT_START: Final = 3
+INTERRUPTED: Final = 130  # as shells report a process that SIGINT has ended
 PIPE_CLOSED: Final = errno.EINVAL if sys.platform == "win32" else errno.EPIPE
 # errors of standard output that are no bug
 UNWRITABLE: Final = (
@@ -122,13 +126,14 @@ def _run(words: Sequence[str]) -> int:
         return OK
     options = parsed(words)
     try:
-        code: int = _module(options.command).run(options)
+        with _interrupts():
+            code: int = _module(options.command).run(options)
         return code
     except NotBeforeError as error:
         _print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        return FAILED
+        return INTERRUPTED
     except (MemoryError, RuntimeError) as error:
         if not _is_short_of_resources(error):
             raise
@@ -137,6 +142,22 @@ def _run(words: Sequence[str]) -> int:
             " the limits: `ulimit -v` and `ulimit -u`, or MemoryMax= and TasksMax= of the unit.\n"
         )
         return CANNOT_START
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Let Ctrl-C raise ``KeyboardInterrupt`` inside the ``with``, so that a command can clean up.
+
+    Outside of it, Ctrl-C ends the process at once: see ``__main__``.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _print_error(error: NotBeforeError) -> None:

@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from notbefore.config.lint import warnings
 from notbefore.config.load import examine, load
-from notbefore.config.model import Config, default_state_dir
+from notbefore.config.model import Config, LogLevel, default_state_dir
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import json_line
 from notbefore.core.text import escaped
@@ -22,6 +22,7 @@ OVERRIDES: Final = {  # the path of a key -> the option that overrides it
     "server.listen": "--listen",
     "imds.endpoint": "--imds",
     "state.dir": "--state-dir",
+    "log.level": "--log-level",
 }
 
 
@@ -38,6 +39,16 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
         "--state-dir",
         metavar="DIR",
         help=f"state.dir: the directory of the state (default {default_state_dir()})",
+    )
+    add_log_level(parser)
+
+
+def add_log_level(parser: argparse.ArgumentParser) -> None:
+    """Add ``--log-level``."""
+    parser.add_argument(
+        "--log-level",
+        metavar="LEVEL",
+        help=f"log.level: {', '.join(get_args(LogLevel))}",
     )
 
 
@@ -165,16 +176,23 @@ def seconds(option: str, text: str) -> float:
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     """Print a table with a head; print nothing without rows."""
-    if not rows:
-        return
-    lines = [list(head)]
-    for row in rows:
-        lines.append([escaped(cell) for cell in row])  # a name could move the cursor
+    sys.stdout.writelines(f"{line}\n" for line in table_lines(head, rows))
 
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        sys.stdout.write("  ".join(padded).rstrip() + "\n")
+
+def table_lines(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table with a head; none without rows."""
+    if not rows:
+        return []
+    cells = [list(head)]
+    for row in rows:
+        cells.append([escaped(cell) for cell in row])  # a name could move the cursor
+
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines: list[str] = []
+    for row_cells in cells:
+        padded = [cell.ljust(width) for cell, width in zip(row_cells, widths, strict=True)]
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def due(left: float | None) -> str:

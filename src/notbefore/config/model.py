@@ -66,6 +66,9 @@ _LISTEN: Final = re.compile(  # the labels of a host name have at most 63 charac
 )
 
 
+LogLevel = Literal["debug", "info", "warn", "warning", "error"]
+
+
 class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
     """Blob Storage for several instances that share a hub: ``container_url`` or
     ``connection_string``.
@@ -279,7 +282,7 @@ class Log(_Section, frozen=True):
 
     format: Literal["auto", "json", "text"] = "auto"
     # `warn` is another name of `warning`
-    level: Literal["debug", "info", "warn", "warning", "error"] = "info"
+    level: LogLevel = "info"
 
 
 class HeartbeatConfig(_Section, frozen=True, kw_only=True):

@@ -145,9 +145,17 @@ else:
     def _start(
         end: socket.socket, variables: Mapping[str, str], lock: int | None
     ) -> subprocess.Popen[bytes]:
-        """Start the process, with ``end`` as its standard input."""
+        """Start the process, with ``end`` as its standard input.
+
+        It has a process group of its own, so that Ctrl-C reaches only the agent, which ends the
+        courier.
+        """
         # the courier inherits the lock; the programs that it starts do not
         inherited = [lock] if lock is not None else []
         return subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, *_COMMAND], env=variables, stdin=end.fileno(), pass_fds=inherited
+            [sys.executable, *_COMMAND],
+            env=variables,
+            stdin=end.fileno(),
+            pass_fds=inherited,
+            process_group=0,
         )
