@@ -17,7 +17,7 @@ help:
 	@echo "make test    all tests, with the coverage gates (ARGS='-k name': some, without them)"
 	@echo 'make check   ruff, mypy, import directions'
 	@echo 'make bench   measure what the documents claim'
-	@echo 'make reference  docs/configuration.md, messages.md, metrics.md and record.md, from the code'
+	@echo 'make reference  the generated parts of docs/ and config/, from the code'
 	@echo 'make dashboards  write dashboards/*.json (dashboard-pictures: draw them)'
 	@echo 'make bundle  one archive for VMs without a package index (EXTRAS=apprise,web)'
 	@echo 'make clean   remove what these commands made'
@@ -89,7 +89,7 @@ check: $(VENV)/dev
 bench: $(VENV)/dev
 	@missed=0; for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || missed=1; done; exit $$missed
 
-reference: $(VENV)/base
+reference: $(VENV)/dev
 	@$(BIN)/python tools/reference.py
 
 dashboards: $(VENV)/dev

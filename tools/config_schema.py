@@ -110,7 +110,7 @@ def _list(kind: mi.VarTupleType) -> dict[str, Any]:
 
 
 def _section(kind: mi.StructType) -> dict[str, Any]:
-    comments = _comments(kind.cls)
+    comments = comments_of(kind.cls)
     properties: dict[str, Any] = {}
     required: list[str] = []
     for field in kind.fields:
@@ -152,7 +152,7 @@ def _default(field: mi.Field) -> Any:
 
 
 @cache  # finding the source of a class takes 20 ms, and many classes have the same base
-def _comments(struct: type) -> dict[str, str]:
+def comments_of(struct: type) -> dict[str, str]:
     """Return the comment of each field, also of the base classes.
 
     A comment stands on the lines of the field, or on lines of its own above it.
@@ -161,7 +161,7 @@ def _comments(struct: type) -> dict[str, str]:
         return {}
     comments: dict[str, str] = {}
     for base in struct.__bases__:
-        comments |= _comments(base)
+        comments |= comments_of(base)
 
     new_comments: dict[str, str] = {}
     field = ""

@@ -16,6 +16,8 @@ from msgspec import json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parent))
+import command_output
+import completions
 import messages
 from config_schema import REFERENCE, schema_of, without_plain_secrets
 
@@ -235,11 +237,47 @@ def message_examples() -> str:
     return filled("messages.md", messages.page())
 
 
+# ---- the output of commands
+
+
+def command_reference() -> str:
+    """Return docs/commands.md."""
+    return filled("commands.md", command_output.tables())
+
+
+def command_schema() -> str:
+    """Return config/commands.schema.json."""
+    return _indented(command_output.schema())
+
+
+# ---- completions of shells
+
+
+def bash_completion() -> str:
+    """Return config/completions/notbefore."""
+    return completions.completion("bash")
+
+
+def zsh_completion() -> str:
+    """Return config/completions/_notbefore."""
+    return completions.completion("zsh")
+
+
+def fish_completion() -> str:
+    """Return config/completions/notbefore.fish."""
+    return completions.completion("fish")
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {  # a path from docs/ -> the function that makes it
+    "commands.md": command_reference,
     "configuration.md": configuration,
     "messages.md": message_examples,
     "metrics.md": metrics,
     "record.md": record_reference,
+    "../config/completions/notbefore": bash_completion,
+    "../config/completions/_notbefore": zsh_completion,
+    "../config/completions/notbefore.fish": fish_completion,
+    "../config/commands.schema.json": command_schema,
     "../config/notbefore.schema.json": config_schema,
     "../config/helm/notbefore/values.schema.json": chart_schema,
 }

@@ -1,6 +1,5 @@
 """The commands as a user types them, and their exit codes."""
 
-import json
 import os
 import re
 import socket
@@ -22,6 +21,7 @@ from support.azure import FUTURE, ID, body, item
 from support.file import read_records
 from support.past import past
 from support.peers import HttpPeer, Say
+from support.printed import objects
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_events_shows_what_is_listed_as_a_table_and_as_json(
     )
     assert "need https://" in typed("events", "--ca-file", "none", "--url", url(agent))[2]
 
-    (event,) = map(json.loads, typed("events", "--json", "--url", url(agent))[1].splitlines())
+    (event,) = objects("events", typed("events", "--json", "--url", url(agent))[1])
     assert event["event_id"] == ID
     assert event["scope"] == "self"
 
@@ -114,7 +114,7 @@ def test_history_shows_the_changes_as_a_table_and_as_json(
 ) -> None:
     assert "announced" in typed("history", "--url", url(agent), "--since", "1h")[1]
 
-    (change,) = map(json.loads, typed("history", "--json", "--url", url(agent))[1].splitlines())
+    (change,) = objects("history", typed("history", "--json", "--url", url(agent))[1])
     assert change["azure.scheduled_event.change"] == "announced"
     for since in ("2058-01-01T00:00:00+01:00", "1ms"):
         assert (

@@ -18,6 +18,7 @@ from support.agent import RunningAgent, eventually, notbefore
 from support.azure import ME, STARTED, body, item, listed
 from support.file import read_records
 from support.peers import HttpPeer, Say
+from support.printed import objects
 
 BEGUN = item("e", **STARTED)
 
@@ -180,7 +181,7 @@ def test_drill_reports_which_sinks_were_reached(
             # the name as the agent knows it
             assert json.loads(hook.requests[0].body).items() >= told.items()
 
-            report = json.loads(place.drill(config, "--json").stdout)
+            (report,) = objects("drill", place.drill(config, "--json").stdout)
 
             assert report["reached"] == ["chat", "hook"]
             assert report["not_reached"] == ["bad"]

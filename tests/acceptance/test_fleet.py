@@ -15,6 +15,7 @@ from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer, Say
+from support.printed import objects
 
 A = vm("web_0")
 B = vm("web_1")
@@ -142,6 +143,8 @@ def test_muted_event_is_not_notified_nor_is_its_end(
     with RunningFleet(config, state) as fleet:
         eventually((state / "partitions").exists)
         assert notbefore(*muted).returncode == 0
+        (listed,) = objects("fleet mute", notbefore(*mute, "--json").stdout)
+        assert listed["match"] == {"scale_set": "data"}
 
         fleet.stop()
     with RunningFleet(config, state) as fleet:

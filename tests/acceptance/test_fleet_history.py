@@ -16,6 +16,7 @@ from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer
+from support.printed import objects
 
 A = vm("web_0")
 B = vm("web_1")
@@ -68,6 +69,7 @@ def test_history_keeps_an_event_once_through_disk_trouble_and_a_kill(
         first, second = events(fleet)
         url = f"http://127.0.0.1:{fleet.port}"
         found = notbefore("fleet", "report", "--url", url, "--since", "1h")
+        as_json = notbefore("fleet", "report", "--url", url, "--since", "1h", "--json")
         head, row = [line.split() for line in found.stdout.splitlines()[1:3]]
         by = ("--by", "scale_set,event_type")
         rows = list(
@@ -93,6 +95,9 @@ def test_history_keeps_an_event_once_through_disk_trouble_and_a_kill(
     assert head[:4] == ["TYPE", "REGION", "EVENTS", "VMS"]
     assert row[:4] == ["Reboot", "westeurope", "2", "2"]
     assert row[7] == "2"  # short notice: ten minutes, where Azure promises fifteen
+    (object_row,) = objects("fleet report", as_json.stdout)
+    assert object_row["event_type"] == "Reboot"
+    assert object_row["vms"] == 2
     assert [(one["scale_set"], one["event_type"], one["events"]) for one in rows] == [
         ("web", "Reboot", "2")
     ]

@@ -16,6 +16,7 @@ from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer
+from support.printed import objects
 
 A = vm("web_0")  # in different partitions
 B = vm("data_0", scale_set="data")
@@ -69,7 +70,7 @@ def test_vm_of_the_inventory_is_missing_until_it_is_removed(
         assert row[:2] == ["Reboot", "scheduled"]
         assert row[-2:] == ["E-1", "web_0"]
 
-        (wave,) = [json.loads(line) for line in events(fleet, "--json").splitlines()]
+        (wave,) = objects("events --fleet", events(fleet, "--json"))
 
         assert wave["event_id"] == "E-1"
         assert wave["vms"] == ["web_0"]

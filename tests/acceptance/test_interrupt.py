@@ -52,6 +52,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 def has_written(process: subprocess.Popen[str]) -> bool:
     """Whether a command has written anything: then it runs."""
+    assert process.stdout is not None
+    assert process.stderr is not None
     readable, _, _ = select.select([process.stdout, process.stderr], [], [], 0)
     return bool(readable)
 

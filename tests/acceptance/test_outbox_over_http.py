@@ -18,6 +18,7 @@ from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, configured, eventually, notbefore
 from support.azure import FUTURE, body, item
 from support.peers import HttpPeer, Say
+from support.printed import objects
 
 PASSWORD = "correct horse"
 SECRET = "canary-8d2f61"
@@ -108,7 +109,7 @@ def test_list_with_url_prints_what_list_with_the_socket_prints(
 def test_list_with_url_chooses_a_sink(agent: RunningAgent, directory: Path) -> None:
     listed = notbefore("outbox", "list", "--sink", "other", "--json", *address(agent, directory))
 
-    (delivery,) = map(json.loads, listed.stdout.splitlines())
+    (delivery,) = objects("outbox list", listed.stdout)
     assert delivery["sink"] == "other"
 
 

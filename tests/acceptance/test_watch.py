@@ -1,6 +1,5 @@
 """``notbefore events --watch``: a table on a terminal, a line for each change elsewhere."""
 
-import json
 import os
 import pty
 import select
@@ -16,6 +15,7 @@ import pytest
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, RunningAgent, eventually
 from support.azure import FUTURE, ID, body, item, listed
+from support.printed import objects
 
 
 @pytest.fixture
@@ -57,14 +57,13 @@ def test_pipe_gets_a_line_for_each_change(agent: RunningAgent, imds: Simulator) 
 
 def test_json_is_an_object_for_each_change(agent: RunningAgent, imds: Simulator) -> None:
     with watching(agent, "--json") as process:
-        (empty,) = lines_of(process, 1)
+        (empty,) = objects("events --watch", *lines_of(process, 1))
         imds.set_document(body(item(NotBefore=FUTURE)))
-        (listing,) = lines_of(process, 1)
+        (listing,) = objects("events --watch", *lines_of(process, 1))
 
-    assert json.loads(empty)["events"] == []
-    (event,) = json.loads(listing)["events"]
-    assert event["event_id"] == ID
-    assert json.loads(listing)["problem"] == ""
+    assert empty["events"] == []
+    assert [event["event_id"] for event in listing["events"]] == [ID]
+    assert listing["problem"] == ""
 
 
 def test_watch_names_stopped_agent_and_continues(agent: RunningAgent, imds: Simulator) -> None:

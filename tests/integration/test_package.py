@@ -61,6 +61,12 @@ def test_wheel_contains_every_file_of_the_package(
 
     assert {f"notbefore/{path.relative_to(package).as_posix()}" for path in files} <= held
     assert any(name.endswith("share/notbefore/systemd/notbefore.service") for name in held)
+    for completion in (
+        "share/bash-completion/completions/notbefore",
+        "share/zsh/site-functions/_notbefore",
+        "share/fish/vendor_completions.d/notbefore.fish",
+    ):
+        assert any(name.endswith(f".data/data/{completion}") for name in held)
 
     (name,) = (name for name in held if name.endswith(".dist-info/METADATA"))
     assert re.findall(r"\]\((?!https:|#)([^)]*)\)", archive.read(name).decode()) == []

@@ -42,7 +42,9 @@ COMMANDS = {  # on the PATH -> what brings it
     "awk": "apt-get install mawk",
     "azurite-blob": "npm install --global --ignore-scripts azurite@3.35.0",
     "chromium": "apt-get install chromium",
+    "bash": "apt-get install bash",
     "curl": "apt-get install curl",
+    "fish": "apt-get install fish",
     "find": "apt-get install findutils",
     "grep": "apt-get install grep",
     "gzip": "apt-get install gzip",
@@ -54,6 +56,7 @@ COMMANDS = {  # on the PATH -> what brings it
     "systemd-analyze": "apt-get install systemd",
     "tar": "apt-get install tar",
     "unshare": "apt-get install util-linux",
+    "zsh": "apt-get install zsh",
 }
 NEEDS: dict[str, tuple[str, Callable[[], object]]] = {  # how to get it, and whether it is here
     **{name: (get, partial(shutil.which, name)) for name, get in COMMANDS.items()},

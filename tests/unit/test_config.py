@@ -1,6 +1,5 @@
 """The configuration: it is complete without a file, and reports all mistakes at once by place."""
 
-import json
 import re
 import sys
 import zoneinfo
@@ -15,6 +14,7 @@ from notbefore.config.model import Config, Server, default_state_dir, host_and_p
 from notbefore.config.secret import Secret, secrets_in
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
+from support.printed import objects
 
 MISTAKEN = """\
 imds:
@@ -261,7 +261,8 @@ def test_check_config_prints_all_mistakes_as_lines(
 def json_of_check_config(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     """Return the exit code of ``check-config --json`` and what it printed."""
     exit_code = main(["check-config", "--json", str(path)])
-    return exit_code, json.loads(capsys.readouterr().out)
+    (report,) = objects("check-config", capsys.readouterr().out)
+    return exit_code, report
 
 
 @pytest.mark.usefixtures("log_as_before")

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
+
+from msgspec import UNSET, Struct, UnsetType
 
 from notbefore.commands.main import OK, WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides, print_json
@@ -28,6 +30,25 @@ from notbefore.web.access import Access
 
 # command -> a module whose imports are everything that the command needs
 MODULES: Final = {"run": "notbefore.agent.agent", "fleet": "notbefore.fleet.instance"}
+
+
+class MistakeReport(Struct, frozen=True):
+    """One mistake in the configuration."""
+
+    file: str  # or the variable of the environment, or the option
+    line: int  # from 1; 0 outside a file
+    column: int  # from 1; 0 outside a file
+    key: str  # the path of the key, such as server.listen; empty for the whole file
+    text: str  # what was expected
+
+
+class CheckReport(Struct, frozen=True, kw_only=True):
+    """The result of a check."""
+
+    ok: bool  # with --strict, a warning makes it false
+    error: str | None  # the mistakes in one text
+    mistakes: list[MistakeReport] | UnsetType = UNSET  # only with an error
+    warnings: list[str] | UnsetType = UNSET  # only without an error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             raise
         mistakes = [_as_json(mistake) for mistake in error.mistakes]
-        print_json([{"ok": False, "error": str(error), "mistakes": mistakes}])
+        print_json([CheckReport(ok=False, error=str(error), mistakes=mistakes)])
         return WRONG
 
     texts = warnings(config, places)
@@ -64,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     if options.strict and texts:
         code = WRONG
     if options.json:
-        print_json([{"ok": code == OK, "error": None, "warnings": texts}])
+        print_json([CheckReport(ok=code == OK, error=None, warnings=texts)])
         return code
     sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in texts)
     name = options.config or "The configuration (no file: defaults, environment and command line)"
@@ -75,14 +96,14 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _as_json(mistake: Mistake) -> dict[str, Any]:
-    return {
-        "file": mistake.place.origin,
-        "line": mistake.place.line,
-        "column": mistake.place.column,
-        "key": mistake.key,
-        "text": mistake.text,
-    }
+def _as_json(mistake: Mistake) -> MistakeReport:
+    return MistakeReport(
+        file=mistake.place.origin,
+        line=mistake.place.line,
+        column=mistake.place.column,
+        key=mistake.key,
+        text=mistake.text,
+    )
 
 
 def _examine(options: argparse.Namespace) -> tuple[Config, Places]:

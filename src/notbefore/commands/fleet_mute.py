@@ -12,7 +12,7 @@ from typing import Final
 from uuid import uuid4
 
 from notbefore.commands.fleet import require_fleet
-from notbefore.commands.options import load_configuration, seconds
+from notbefore.commands.options import add_json, load_configuration, print_json, seconds
 from notbefore.config.extras import check_extra
 from notbefore.config.model import FleetConfig
 from notbefore.core.change import SILENT
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--for", dest="seconds", metavar="TIME", help="for how long (default 4h)")
     parser.add_argument("--comment", metavar="TEXT", help="why: shown on the page")
     parser.add_argument("--end", metavar="ID", help="end a mute now")
+    add_json(parser, "print the mutes as JSON, one object per line")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,7 +65,10 @@ def run(options: argparse.Namespace) -> int:
         mutes = asyncio.run(_change_and_list(fleet, state_dir, new_mute, options.end))
     except FAILURES as error:
         raise NotBeforeError(f"the mutes cannot be written or read: {in_one_line(error)}") from None
-    sys.stdout.writelines(f"{mute.id}  {escaped(mute.words)}\n" for mute in mutes)
+    if options.json:
+        print_json(mutes)
+    else:
+        sys.stdout.writelines(f"{mute.id}  {escaped(mute.words)}\n" for mute in mutes)
     return 0
 
 

@@ -8,7 +8,9 @@ import shutil
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
+
+from msgspec import Struct
 
 from notbefore.commands.client import AgentClient
 from notbefore.commands.listing import UNKNOWN, Listing, ask
@@ -23,6 +25,14 @@ CLEAR_REST: Final = "\x1b[J"  # of the screen
 CLEAR_SCREEN: Final = "\x1b[2J"
 COUNTDOWN: Final = "DUE"  # the column that changes all the time
 Rows = dict[str, tuple[str, ...]]
+
+
+class WatchedList(Struct, frozen=True):
+    """The list after a change."""
+
+    time: str  # of this line, by the clock of this machine
+    events: list[dict[str, Any]]  # each as `events` prints it, with --fleet as `events --fleet`
+    problem: str  # why the list may be outdated; else empty
 
 
 def watch(client: AgentClient, *, fleet: bool, as_json: bool) -> NoReturn:
@@ -79,7 +89,7 @@ class _Objects:
         content = (_rows(listing), listing.problem)
         if content != self._shown:
             self._shown = content
-            print_json([{"time": _now(), "events": listing.items, "problem": listing.problem}])
+            print_json([WatchedList(_now(), listing.items, listing.problem)])
 
 
 class _Lines:

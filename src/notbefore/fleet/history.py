@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from notbefore.core.change import Outcome
 from notbefore.core.event_types import event_type_of
@@ -176,7 +178,39 @@ def _closed(event: PastEvent) -> datetime:
 
 
 Row = dict[str, Any]
-"""A row of a report. Notice and interruption are per affected VM, in seconds."""
+"""A row of a report: the columns that it is grouped by, and ``Figures``."""
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """The figures of a row. Notice and interruption are per affected VM, in seconds."""
+
+    events: int
+    vms: int  # affected VMs, counted once for each event
+    finished: int
+    canceled: int
+    unknown: int
+    as_far_as_known: int  # not every VM has reported the end
+    promised: float | None  # the notice that Azure promises; null for several types
+    measured_notice: int  # VMs
+    short_notice: int | None  # VMs with less than nine tenths of the promise
+    notice_min: float | None
+    notice_median: float | None
+    notice_max: float | None
+    measured_interruption: int  # VMs
+    interruption_min: float | None
+    interruption_median: float | None
+    interruption_max: float | None
+    azure_notice: int  # events whose notice is known from Azure's own messages, when they came
+    azure_short_notice: int | None  # of these, events with less than nine tenths of the promise
+    azure_notice_min: float | None
+    azure_notice_median: float | None
+    azure_notice_max: float | None
+    known_by_azure: int  # events whose end Azure has reported
+    known_by_vms: int  # events whose end VMs have reported
+
+
+FIGURES: Final = Figures.__struct_fields__
+"""The names of a row's figures."""
 
 
 def report(past: Iterable[PastEvent], by: tuple[str, ...] = USUAL) -> list[Row]:
@@ -191,11 +225,11 @@ def report(past: Iterable[PastEvent], by: tuple[str, ...] = USUAL) -> list[Row]:
     rows: list[Row] = []
     for key, events in sorted(groups.items()):
         columns = dict(zip(by, key, strict=True))
-        rows.append(columns | _figures_of(events))
+        rows.append(columns | asdict(_figures_of(events)))
     return rows
 
 
-def _figures_of(events: list[PastEvent]) -> Row:
+def _figures_of(events: list[PastEvent]) -> Figures:
     notices: list[float] = []
     interruptions: list[float] = []
     for event in events:
@@ -220,27 +254,25 @@ def _figures_of(events: list[PastEvent]) -> Row:
 
     outcomes = Counter(event.outcome for event in events)
     known_by = Counter(event.ended_by for event in events)
-    return {
-        "events": len(events),
-        "vms": sum(len(event.vms) for event in events),  # affected VMs, counted once for each event
-        "finished": outcomes["finished"],
-        "canceled": outcomes["canceled"],
-        "unknown": outcomes["unknown"],
-        # not every VM has reported the end
-        "as_far_as_known": sum(event.as_far_as_known for event in events),
-        "promised": promised,
-        "measured_notice": len(notices),  # VMs
-        "short_notice": short_notice,
+    return Figures(
+        events=len(events),
+        vms=sum(len(event.vms) for event in events),
+        finished=outcomes["finished"],
+        canceled=outcomes["canceled"],
+        unknown=outcomes["unknown"],
+        as_far_as_known=sum(event.as_far_as_known for event in events),
+        promised=promised,
+        measured_notice=len(notices),
+        short_notice=short_notice,
         **_spread("notice", notices),
-        "measured_interruption": len(interruptions),  # VMs
+        measured_interruption=len(interruptions),
         **_spread("interruption", interruptions),
-        # the notice that Azure's own messages have left when they came
-        "azure_notice": len(azure_notices),  # events
-        "azure_short_notice": azure_short_notice,
+        azure_notice=len(azure_notices),
+        azure_short_notice=azure_short_notice,
         **_spread("azure_notice", azure_notices),
-        "known_by_azure": known_by["azure"] + known_by["both"],  # how they ended
-        "known_by_vms": known_by["vms"] + known_by["both"],
-    }
+        known_by_azure=known_by["azure"] + known_by["both"],
+        known_by_vms=known_by["vms"] + known_by["both"],
+    )
 
 
 def _promised_notice(event_type: str) -> float | None:
@@ -248,7 +280,7 @@ def _promised_notice(event_type: str) -> float | None:
     return event_type_of(event_type).promised_notice or None
 
 
-def _spread(name: str, values: list[float]) -> Row:
+def _spread(name: str, values: list[float]) -> dict[str, Any]:
     """Return the smallest, the middle and the largest value; ``None`` if there are none."""
     if not values:
         return {f"{name}_min": None, f"{name}_median": None, f"{name}_max": None}
@@ -258,10 +290,6 @@ def _spread(name: str, values: list[float]) -> Row:
         f"{name}_median": ordered[(len(ordered) - 1) // 2],
         f"{name}_max": ordered[-1],
     }
-
-
-FIGURES: Final = tuple(_figures_of([]))
-"""The names of a row's figures."""
 
 
 def _value(event: PastEvent, name: str) -> str:

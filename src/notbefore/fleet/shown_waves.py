@@ -82,7 +82,7 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
     over: int  # events that are over
     seconds_to_not_before: float | None
     without_agent: tuple[str, ...] = ()  # those of ``vms`` that report nothing themselves
-    group: str = ""  # the name of its scale set, else of its resource group: see ``coming``
+    group: str = ""  # the name of its scale set, else of its resource group
 
     @property
     def reporters(self) -> str:
