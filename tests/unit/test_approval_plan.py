@@ -32,8 +32,18 @@ def planned(
     event: TrackedEvent | None = None,
     attempt: ApprovalAttempt | None = None,
     flawed: bool = False,
+    seconds: float = 10,
+    vm: str = ME,
 ) -> ApprovalPlan:
-    return plan(Policy(rules=rules), switches, event or tracked(), attempt, ME, flawed=flawed)
+    return plan(
+        Policy(rules=rules),
+        switches,
+        event or tracked(),
+        attempt,
+        vm=vm,
+        now=at(seconds),
+        flawed=flawed,
+    )
 
 
 OF_TWO_VMS = tracked(Resources=[PEER, ME])
@@ -58,18 +68,18 @@ NOT_SENT = "nothing is sent: approval.dry_run is true"
             "dry_run",
             f"would approve it at 12:03:00 UTC: rule users; {NOT_SENT}",
         ),
-        (planned(), "leave", "not approved: no rule matches"),
-        (planned(switches=OFF), "leave", "not approved: no rule matches"),
+        (planned(), "leave", "left alone: no rule matches"),
+        (planned(switches=OFF), "leave", "left alone: no rule matches"),
         (
             planned(Rule("all", action="leave", name="db"), USERS),
             "leave",
-            "not approved: rule db: its action is leave",
+            "left alone: rule db: its action is leave",
         ),
-        (planned(USERS, flawed=True), "leave", "not approved: a part of it could not be read"),
+        (planned(USERS, flawed=True), "leave", "left alone: a part of it could not be read"),
         (
             planned(USERS, event=tracked(EventStatus="Started", NotBefore="")),
             "leave",
-            "not approved: it is Started: only a Scheduled event can be approved",
+            "left alone: it is Started: only a Scheduled event can be approved",
         ),
         (
             planned(LEADER, event=OF_TWO_VMS),
@@ -98,7 +108,7 @@ def test_matching_rule_that_cannot_approve_is_reported_unless_approval_is_off(
 
     assert skipped.action == action
     assert plan_words(skipped, at(0)) == (
-        "not approved: rule users: it affects 2 VMs, and the rule has no for_all_resources"
+        "left alone: rule users: it affects 2 VMs, and the rule has no for_all_resources"
     )
 
 
@@ -129,6 +139,29 @@ def test_decision_that_was_carried_out_is_done(
     assert done.action == "done"
     assert not done.is_due_action
     assert plan_words(done, at(0)) == f"{outcome}: rule users"
+
+
+@pytest.mark.parametrize(
+    ("switches", "vm", "action"),
+    [(ON, PEER, "skip"), (OFF, PEER, "leave"), (ON, ME, "leave")],
+)
+def test_event_is_left_alone_once_not_before_has_passed(
+    switches: Switches, vm: str, action: str
+) -> None:
+    late = planned(LEADER, event=OF_TWO_VMS, switches=switches, vm=vm, seconds=900)
+
+    assert late.action == action
+    assert plan_words(late, at(900)) == "left alone: rule users: NotBefore has passed"
+
+
+def test_started_event_shows_its_approval() -> None:
+    attempt = ApprovalAttempt(tracked(), "users", "step").ended("approved (accepted)")
+    started = tracked(EventStatus="Started", NotBefore="")
+
+    done = planned(USERS, event=started, attempt=attempt)
+
+    assert done.action == "done"
+    assert plan_words(done, at(0)) == "approved (accepted): rule users"
 
 
 def test_dry_run_does_not_prevent_the_approval_after_it() -> None:

@@ -137,13 +137,13 @@ def test_page_has_sentences_about_itself(sentence: str) -> None:
 
 def test_event_is_shown_with_what_the_approval_rules_do() -> None:
     model = Agent().sees(0).sees(1, item()).model(10)
-    approval = PendingApproval("leave", "", None, "not approved: <no> rule matches")
+    approval = PendingApproval("leave", "", None, "left alone: <no> rule matches")
     (event,) = model.listed.events
     listed = replace(model.listed, events=(replace(event, approval=approval),))
 
     text = text_of(replace(model, listed=listed))
 
-    assert "Approval: not approved: <no> rule matches" in text
+    assert "Approval: left alone: <no> rule matches" in text
     assert "Approval:" not in text_of(model)
 
 

@@ -127,7 +127,7 @@ def test_events_are_shown_as_far_as_they_are_known(
     [
         ({}, "-"),
         ({"approval": None}, "-"),
-        ({"approval": {"words": "not approved: no rule matches"}}, "not approved: no rule matches"),
+        ({"approval": {"words": "left alone: no rule matches"}}, "left alone: no rule matches"),
     ],
 )
 def test_events_are_shown_with_what_the_approval_rules_do(

@@ -108,7 +108,8 @@ class ListedEvents(Struct, frozen=True):
             switches,
             tracked,
             self.attempts.get(key),
-            self.snapshot.vm_name,
+            vm=self.snapshot.vm_name,
+            now=self.at.time,
             flawed=self.flawed(key),
         )
 

@@ -228,9 +228,7 @@ def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
     wait = rule.approve_after.seconds + predecessors * SUCCESSION
     first_seen = tracked.seen.time
     not_before = tracked.event.not_before
-    is_too_late = False
-    if not_before is not None:
-        is_too_late = wait >= (not_before - first_seen).total_seconds()
+    is_too_late = not_before is not None and wait >= (not_before - first_seen).total_seconds()
     if is_too_late and predecessors:
         return Decision("leave", "NotBefore comes before the turn of this VM")
     if is_too_late:

@@ -8,8 +8,10 @@ from datetime import datetime
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.approval import ApprovalAttempt, Decision, Policy, judge
+from notbefore.core.document import SCHEDULED
 from notbefore.core.tracked import TrackedEvent
 
 PlannedAction = Literal["approve", "dry_run", "skip", "continue", "done", "off", "leave"]
@@ -55,8 +57,9 @@ def plan(
     switches: Switches,
     tracked: TrackedEvent,
     attempt: ApprovalAttempt | None,
-    vm: str | None,
     *,
+    vm: str | None,
+    now: datetime,
     flawed: bool,
 ) -> ApprovalPlan:
     """Return what is to be done about an event on the VM named ``vm``.
@@ -64,11 +67,22 @@ def plan(
     ``attempt``: what was done about it so far. ``flawed``: a part of it could not be read.
     """
     decision = judge(policy, tracked, vm, flawed=flawed)
+    not_before = tracked.event.not_before
+    if decision.action == "approve" and not_before is not None and now >= not_before:
+        decision = _too_late(decision)
     step = decision.step
     if switches.dry_run:
         step = f"{step} dry run"
     action = _action(decision, step, switches, tracked, attempt)
     return ApprovalPlan(action, decision, step, switches.off, attempt)
+
+
+def _too_late(decision: Decision) -> Decision:
+    """Return an approval that comes after NotBefore. Only the first VM in turn reports it."""
+    left = replace(decision, action="leave", why="NotBefore has passed", at=None)
+    if decision.predecessors:
+        return left
+    return replace(left, skipped="too_late")
 
 
 def _action(
@@ -81,6 +95,9 @@ def _action(
     if attempt is not None and attempt.state != "done":
         return "continue"
     if attempt is not None and attempt.is_carried_out(tracked, step):
+        return "done"
+    # what was done while it was Scheduled says more than that it is not any more
+    if attempt is not None and tracked.event.event_status != SCHEDULED:
         return "done"
     if decision.action == "leave" and decision.skipped is None:
         return "leave"

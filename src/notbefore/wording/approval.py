@@ -21,9 +21,9 @@ def plan_words(plan: ApprovalPlan, now: datetime) -> str:
     if plan.attempt is not None and plan.action == "done":
         return f"{plan.attempt.outcome}: rule {plan.attempt.rule}"
     if decision.action == "leave" and not decision.rule:
-        return f"not approved: {decision.why}"
+        return f"left alone: {decision.why}"
     if decision.action == "leave":
-        return f"not approved: rule {decision.rule}: {decision.why}"
+        return f"left alone: rule {decision.rule}: {decision.why}"
 
     approval = f"approve it {_moment(plan, now)}: rule {decision.rule}"
     if decision.predecessors:
