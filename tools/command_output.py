@@ -13,6 +13,7 @@ from msgspec import Struct
 from notbefore.agent.outbox_answer import DeliverySummary
 from notbefore.commands.check_config import CheckReport, MistakeReport
 from notbefore.commands.drill import DrillReport, SinkResult
+from notbefore.commands.rendered import RenderedSample
 from notbefore.commands.watch import WatchedList
 from notbefore.core.tracked import PendingApproval, PendingEvent
 from notbefore.fleet.history import Figures
@@ -30,6 +31,7 @@ OBJECTS: Final[dict[str, type[Struct] | str]] = {  # by command: one object that
     "outbox show": DeliverySummary,
     "drill": DrillReport,
     "check-config": CheckReport,
+    "check-config --render": RenderedSample,
     "fleet drill": DrillReport,
     "fleet outbox list": DeliverySummary,
     "fleet outbox show": DeliverySummary,

@@ -51,7 +51,7 @@ function _shtab_notbefore_using
 end
 
 set -g _shtab_notbefore_commands run fleet 'fleet drill' 'fleet outbox' 'fleet outbox list' 'fleet outbox show' 'fleet outbox retry' 'fleet outbox drop' 'fleet mute' 'fleet report' check-config events history health drill approve outbox 'outbox list' 'outbox show' 'outbox retry' 'outbox drop' simulate demo
-set -g _shtab_notbefore_opts_with_value --by --ca-file --cert-file --comment --config --end --event-grid --event-grid-fault --event-grid-schema --fault --for --imds --key-file --listen --log-level --match --password-file --reason --refuse-version --scenario --since --sink --socket --speed --state-dir --unchanged --url --user --vm --wait
+set -g _shtab_notbefore_opts_with_value --by --ca-file --cert-file --comment --config --end --event-grid --event-grid-fault --event-grid-schema --fault --for --imds --key-file --listen --log-level --match --password-file --reason --refuse-version --render --scenario --since --sink --socket --speed --state-dir --unchanged --url --user --vm --wait
 
 complete -c notbefore -e
 complete -c notbefore -f
@@ -141,6 +141,7 @@ complete -c notbefore -n '_shtab_notbefore_using check-config' -l imds -x -d 'im
 complete -c notbefore -n '_shtab_notbefore_using check-config' -l state-dir -xka "(__fish_complete_directories)" -d 'state.dir: the directory of the state (default /var/lib/notbefore)'
 complete -c notbefore -n '_shtab_notbefore_using check-config' -l log-level -x -d 'log.level: debug, info, warn, warning, error'
 complete -c notbefore -n '_shtab_notbefore_using check-config' -l for -xka "run fleet" -d 'the command that is to start with it (default: run)'
+complete -c notbefore -n '_shtab_notbefore_using check-config' -l render -x -d 'show the texts about each kind of event, for each sink or for the one named'
 complete -c notbefore -n '_shtab_notbefore_using check-config' -l strict -d 'exit with 2 if there is a warning'
 complete -c notbefore -n '_shtab_notbefore_using check-config' -l json -d 'one JSON object'
 complete -c notbefore -n '_shtab_notbefore_using check-config; and test $_shtab_notbefore_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a YAML file; without one, every key has its default'

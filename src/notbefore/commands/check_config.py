@@ -16,10 +16,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from notbefore.commands.main import OK, WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides, print_json
+from notbefore.commands.rendered import RenderedSample, failures_of, rendered_samples
 from notbefore.config.extras import check_extra
 from notbefore.config.lint import nearest_existing, warnings
 from notbefore.config.load import examine
 from notbefore.config.model import Config
+from notbefore.config.sinks import REQUEST_TEMPLATE
 from notbefore.config.yaml_file import Places
 from notbefore.core.text import escaped
 from notbefore.courier.sinks import try_out
@@ -28,6 +30,7 @@ from notbefore.logs import set_up
 from notbefore.net.addresses import check_address
 from notbefore.web.access import Access
 
+EVERY_SINK: Final = ""  # the value of ``--render`` alone
 # command -> a module whose imports are everything that the command needs
 MODULES: Final = {"run": "notbefore.agent.agent", "fleet": "notbefore.fleet.instance"}
 
@@ -61,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="run",
         help="the command that is to start with it (default: run)",
     )
+    parser.add_argument(
+        "--render",
+        nargs="?",
+        const=EVERY_SINK,
+        metavar="SINK",
+        help="show the texts about each kind of event, for each sink or for the one named",
+    )
     parser.add_argument("--strict", action="store_true", help="exit with 2 if there is a warning")
     add_json(parser, "one JSON object")
 
@@ -80,6 +90,9 @@ def run(options: argparse.Namespace) -> int:
         print_json([CheckReport(ok=False, error=str(error), mistakes=mistakes)])
         return WRONG
 
+    if options.render is not None:
+        return _show(config, options.render, as_json=options.json)
+
     texts = warnings(config, places)
     code = OK
     if options.strict and texts:
@@ -94,6 +107,30 @@ def run(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(f"{name} is valid.\n")
     return code
+
+
+def _show(config: Config, sink: str, *, as_json: bool) -> int:
+    """Print what each sink, or the one with this name, sends about the sample events."""
+    if sink and sink not in config.sinks:
+        known = ", ".join(config.sinks) or "none"
+        raise ConfigError(f"--render: there is no sink {sink!r} (known: {known})")
+    names = [sink] if sink else list(config.sinks)
+    for name in names:
+        for sample in rendered_samples(name, config.sinks[name], config.messages):
+            if as_json:
+                print_json([sample])
+            else:
+                _print_sample(sample)
+    return OK
+
+
+def _print_sample(sample: RenderedSample) -> None:
+    sys.stdout.write(f"--- {sample.heading}\n")
+    if sample.title is not None:
+        sys.stdout.write(f"{escaped(sample.title)}\n\n")
+    for line in sample.body.splitlines():
+        sys.stdout.write(f"{escaped(line)}\n")
+    sys.stdout.write("\n")
 
 
 def _as_json(mistake: Mistake) -> MistakeReport:
@@ -123,6 +160,7 @@ def _examine(options: argparse.Namespace) -> tuple[Config, Places]:
     mistakes += _impossible_state_dir(config, places)
     mistakes += _unusable_sinks(config, places)
     mistakes += _open_access(config, places)
+    mistakes += _failing_templates(config, places)
     if mistakes:
         raise ConfigError.of(mistakes)
     return config, places
@@ -153,6 +191,19 @@ def _unusable_sinks(config: Config, places: Places) -> Iterator[Mistake]:
         except ConfigError as error:
             key = f"sinks.{name}.{sink.kind}"
             yield Mistake(places.nearest(key), key, str(error))
+
+
+def _failing_templates(config: Config, places: Places) -> Iterator[Mistake]:
+    """Yield each failure of a template, with the first sample message that shows it."""
+    failures: dict[str, str] = {}
+    for name, sink in config.sinks.items():
+        for key, text in failures_of(name, sink, config.messages).items():
+            path = key
+            if key == REQUEST_TEMPLATE:
+                path = f"sinks.{name}.{sink.kind}.{key}"
+            failures.setdefault(path, text)
+    for path, text in failures.items():
+        yield Mistake(places.nearest(path), path, text)
 
 
 def _open_access(config: Config, places: Places) -> Iterable[Mistake]:

@@ -26,16 +26,14 @@ from notbefore.commands.options import (
     seconds,
     table,
 )
+from notbefore.commands.samples import changes_of
 from notbefore.config.model import Config
 from notbefore.core.change import Change
-from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, deliveries
-from notbefore.core.document import SCHEDULED, STARTED, USER, Document, Event
+from notbefore.core.document import SCHEDULED, STARTED, USER, Event
 from notbefore.core.event_types import EVENT_TYPES
-from notbefore.core.lifecycle import diff
 from notbefore.core.record import FleetFacts, Vm
 from notbefore.core.routing import Route, Routing, Terms
-from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.process.control_socket import ask_agent
 from notbefore.process.operations import ExerciseRequest, OutboxReply, OutboxRequest
@@ -217,15 +215,7 @@ def exercise_changes(event_type: str, vm: str) -> list[Change]:
     if documented.is_advice:
         listings = [(scheduled,), ()]
 
-    changes: list[Change] = []
-    tracked = Tracked()
-    for number, events in enumerate(listings):
-        document = Document(number, events)
-        time_of_step = now + timedelta(seconds=number)
-        step = diff(tracked, document, Observation(Instant(time_of_step, date=time_of_step), vm))
-        tracked = step.tracked
-        changes += step.changes
-    return changes
+    return changes_of(listings, now, vm)
 
 
 def _step(change: Change, routing: Routing, source: Source) -> StoredChange:

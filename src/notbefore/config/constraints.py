@@ -106,6 +106,12 @@ def _check_time_zone(name: str) -> None:
         raise ValueError(f"expected a time zone of the IANA database{hint}") from None
 
 
+def _check_template(source: str) -> None:
+    from notbefore.config.template import Template  # Jinja2, 2 MB
+
+    Template(source)
+
+
 def _is_port(number: int) -> bool:
     return 1 <= number <= MAX_PORT
 
@@ -174,6 +180,7 @@ StorageConnection = Annotated[
         " shows it",
     ),
 ]
+TemplateText = Annotated[str, Constraint(_check_template)]
 SendTimeout = Annotated[Duration, between("100ms", "5m")]
 
 

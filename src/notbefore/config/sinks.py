@@ -27,6 +27,7 @@ from notbefore.config.constraints import (
     ReadableFile,
     SecretUrl,
     SendTimeout,
+    TemplateText,
     TimeZone,
     between,
     expect,
@@ -38,6 +39,7 @@ from notbefore.core.duration import Duration
 from notbefore.core.routing import Terms
 from notbefore.wording import texts
 
+JSON_TYPE: Final = "application/json"
 TLS_PORT: Final = 465  # of mail servers, without STARTTLS
 KEY_WITHOUT_CERTIFICATE: Final = "expected `cert_file` together with `key_file`"
 Advice = Annotated[str, matching(r"[\s\S]{0,2000}", "a text of 2000 characters or less")]
@@ -55,8 +57,10 @@ class Links(texts.LinkTemplates, frozen=True, forbid_unknown_fields=True):
 
 
 class Messages(texts.Additions, frozen=True, forbid_unknown_fields=True):
-    """Additional texts in the messages of all sinks."""
+    """The texts in the messages of all sinks: templates, and additions to the built-in texts."""
 
+    title: TemplateText | None = None  # a template that replaces the title
+    body: TemplateText | None = None  # a template that replaces the text below the title
     # what to do, by event type (Reboot: text); replaces the built-in text
     advice: dict[str, Advice] = field(default_factory=dict)
     links: Links = Links()
@@ -155,6 +159,8 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ONCE: ClassVar[bool] = False  # an attempt whose result is unknown is not repeated
     SIDE_BY_SIDE: ClassVar[int] = 4  # attempts at a time at most, each of another event
     EVERY_EVENT: ClassVar[bool] = False  # by default it also gets events that affect only other VMs
+    HAS_TEXT: ClassVar[bool] = True  # it sends a text for people, not only the record
+    SHARES_TEXT: ClassVar[bool] = False  # all VMs send it the same text about an event
 
     timeout: SendTimeout = Duration("10s")  # for one attempt
     # older deliveries are not sent, and counted as expired
@@ -169,6 +175,16 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def updates_message(self) -> bool:
         """Whether it keeps one message for each event, and updates it."""
+        return False
+
+    @property
+    def request_template(self) -> str | None:
+        """The template of the whole request, if the user has given one."""
+        return None
+
+    @property
+    def is_json(self) -> bool:
+        """Whether that request has to be JSON."""
         return False
 
     @property
@@ -255,6 +271,7 @@ class PagerDuty(SinkSettings, frozen=True, kw_only=True):
 
     # an incident shows the event's state, which an approval does not change
     APPROVALS: ClassVar[bool] = False
+    SHARES_TEXT: ClassVar[bool] = True
 
     routing_key: RoutingKey  # the integration key: 32 letters and digits
     # in the EU: https://events.eu.pagerduty.com/v2/enqueue
@@ -277,7 +294,9 @@ class Apprise(SinkSettings, frozen=True, kw_only=True):
 
 
 class Webhook(SinkSettings, frozen=True, kw_only=True):
-    """A POST request with the record."""
+    """A POST request with the record, or with the text of a template."""
+
+    HAS_TEXT: ClassVar[bool] = False
 
     url: SecretUrl
     secret: Password | None = None  # the key of the signature
@@ -291,6 +310,8 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
     allow_private: bool = False  # allow loopback, link-local and private addresses
     # a field of the body with the event's key, by which the receiver keeps one incident an event
     dedup_key: LabelName | None = None
+    # a template of the whole body, for a receiver that expects a form of its own
+    body: TemplateText | None = None
 
     def __post_init__(self) -> None:
         mistakes = _mistakes_of_authorization(self)
@@ -298,6 +319,8 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
             mistakes.append(KEY_WITHOUT_CERTIFICATE)
         if self.dedup_key in ("time", "body"):
             mistakes.append("dedup_key: expected a name that no other field of the body has")
+        if self.dedup_key is not None and self.body is not None:
+            mistakes.append("dedup_key: write the event's key into the template `body` instead")
         raise_mistakes(mistakes)
 
     @property
@@ -305,12 +328,32 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
         """Whether ``dedup_key`` tells the receiver which messages belong together."""
         return self.dedup_key is not None
 
+    @property
+    def request_template(self) -> str | None:
+        """The template of the body."""
+        return self.body
+
+    @property
+    def content_type(self) -> str:
+        """The type of the template's text: that of the configured header, or JSON."""
+        for name, value in self.headers.items():
+            if name.lower() == "content-type":
+                return value.reveal()
+        return JSON_TYPE
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the content type says JSON, such as ``application/cloudevents+json``."""
+        media_type = self.content_type.partition(";")[0].strip().lower()
+        return media_type == JSON_TYPE or media_type.endswith("+json")
+
 
 class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     """The members of an Alertmanager cluster; it is enough that one accepts."""
 
     # an alert shows the event's state, which an approval does not change
     APPROVALS: ClassVar[bool] = False
+    SHARES_TEXT: ClassVar[bool] = True
 
     # of every member of the cluster
     urls: Annotated[tuple[AlertmanagerUrl, ...], Meta(min_length=1)]
@@ -338,6 +381,7 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     """
 
     EXTRA: ClassVar[str] = "eventhub"
+    HAS_TEXT: ClassVar[bool] = False
     # a VM that is gone cannot report the end of its Preempt: the other VMs do
     EVERY_EVENT: ClassVar[bool] = True
 
@@ -383,6 +427,7 @@ class Kubernetes(SinkSettings, frozen=True, kw_only=True):
 class Command(SinkSettings, frozen=True, kw_only=True):
     """The user's own program with its arguments; no shell."""
 
+    HAS_TEXT: ClassVar[bool] = False
     ONCE: ClassVar[bool] = True  # two drains of one event may do harm
     SIDE_BY_SIDE: ClassVar[int] = 8
 
@@ -397,6 +442,7 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
     """
 
     EXTRA: ClassVar[str] = "otlp"
+    HAS_TEXT: ClassVar[bool] = False
 
     # /v1/metrics or /v1/logs is added; without one, the OTEL_* variables decide
     endpoint: OtlpUrl | None = None
@@ -450,6 +496,27 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
         """The settings of the kind."""
         settings: SinkSettings = getattr(self, self.kind)
         return settings
+
+
+TITLE_TEMPLATE: Final = "messages.title"
+BODY_TEMPLATE: Final = "messages.body"
+REQUEST_TEMPLATE: Final = "body"  # of the sink
+
+
+def templates_of(sink: SinkConfig, messages: Messages) -> dict[str, str]:
+    """Return the templates for the messages of a sink, by the names of their keys.
+
+    The template of a whole request sees the texts of the other two.
+    """
+    settings = sink.settings
+    if not settings.HAS_TEXT and settings.request_template is None:
+        return {}
+    templates = {
+        TITLE_TEMPLATE: messages.title,
+        BODY_TEMPLATE: messages.body,
+        REQUEST_TEMPLATE: settings.request_template,
+    }
+    return {key: source for key, source in templates.items() if source is not None}
 
 
 # the name of each kind -> its settings

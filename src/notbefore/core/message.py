@@ -19,6 +19,14 @@ from notbefore.errors import SendError
 MAX_KEY: Final = 255
 
 
+class Templated(Struct, frozen=True):
+    """The texts that the user's templates have made for a message; ``None``: there is none."""
+
+    title: str | None = None
+    body: str | None = None
+    request: str | None = None  # the whole body of a request, for a sink that sends one
+
+
 class Message(Struct, frozen=True):
     """A delivery whose record is decoded."""
 
@@ -32,6 +40,7 @@ class Message(Struct, frozen=True):
     now: datetime  # when it is sent, by IMDS's clock: times in its text are relative to it
     thread: str | None = None
     note: str = ""  # why it goes to this sink, if not by its route
+    templated: Templated = Templated()
 
     @classmethod
     def of(cls, delivery: Delivery, now: datetime) -> "Message":

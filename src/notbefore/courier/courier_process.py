@@ -56,6 +56,7 @@ class CourierProcess:
         self.frames: Final = FrameSocket(ours)
         self.works = False  # it has said hello, and is of this version
         self.limits: Mapping[str, int] = {}  # of its last report
+        self.template_failures: Mapping[str, int] = {}  # by sink, by its last report
         self.hangs = False  # one of its sinks hangs, by its last report
         self.leave_at = math.inf  # monotonic seconds
         self.last_busy = now  # monotonic seconds

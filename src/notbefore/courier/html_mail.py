@@ -34,8 +34,7 @@ $paragraphs
 <table cellspacing="0" cellpadding="0" border="0" style="width: 100%; margin-top: 14px;">
 $facts
 </table>
-$links
-<p style="margin: 14px 0 0; font-size: 12px;">Delivery: $delivery_id</p>
+$footer
 </td>
 </tr>
 </table>
@@ -49,6 +48,7 @@ _FACT: Final = Template(f"""<tr>
 $name</th>
 <td align="left" style="{_CELL} word-break: break-word;">$value</td>
 </tr>""")
+_DELIVERY: Final = Template('<p style="margin: 14px 0 0; font-size: 12px;">Delivery: $id</p>')
 _LINK: Final = Template('<a href="$address">$name</a>')
 
 
@@ -68,9 +68,15 @@ def html_of(text: Text, color: str) -> str:
         color=color,
         paragraphs="\n".join(paragraphs),
         facts="\n".join(_fact(fact) for fact in text.facts),
-        links=_links(text.links),
-        delivery_id=escape(text.delivery_id),
+        footer=_footer(text),
     )
+
+
+def _footer(text: Text) -> str:
+    """Return the links and the id; a template's own body has them if it wants them."""
+    if text.has_own_body:
+        return ""
+    return f"{_links(text.links)}\n{_DELIVERY.substitute(id=escape(text.delivery_id))}"
 
 
 def _paragraph(content: str) -> str:

@@ -52,7 +52,9 @@ class Courier:
         self._workers: dict[str, Worker] = {}
         for name, config in orders.sinks.items():
             make = partial(make_sink, name, config, orders.messages)
-            self._workers[name] = Worker(name, config, make, self._add_result, redact)
+            self._workers[name] = Worker(
+                name, config, make, self._add_result, redact, messages=orders.messages
+            )
 
     def run(self) -> NoReturn:
         """Work until the agent ends this process.
@@ -83,7 +85,8 @@ class Courier:
             results.append(self._results.popleft())
         limits = {name: worker.limit for name, worker in self._workers.items()}
         hangs = any(worker.hangs for worker in self._workers.values())
-        self._frames.send(CourierReport(results, limits, hangs))
+        failures = {name: worker.template_failures for name, worker in self._workers.items()}
+        self._frames.send(CourierReport(results, limits, hangs, failures))
         self._last_report = time.monotonic()
 
     def _add_result(self, result: SendResult) -> None:

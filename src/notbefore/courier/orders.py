@@ -45,6 +45,8 @@ class CourierReport(Struct, frozen=True):
     results: Sequence[SendResult]
     limits: Mapping[str, int]  # sink -> how many deliveries it may have at a time
     hangs: bool = False  # an attempt has not ended long after its timeout
+    # sink -> how often a template of the user's has failed since this courier started
+    template_failures: Mapping[str, int] = {}
 
 
 class Batch(Struct, frozen=True):

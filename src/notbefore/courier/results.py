@@ -26,8 +26,10 @@ class Results:
     def __init__(self, sink: str, redact: Redactor) -> None:
         self.sink = sink
         self._redact = redact
-        self._lock = threading.Lock()  # of ``_logged``
+        self._lock = threading.Lock()  # of what is logged and counted
         self._logged: dict[int, float] = {}  # log level -> monotonic seconds of the last line
+        self._template_logged = -LOG_EVERY  # monotonic seconds of the last line about a template
+        self.template_failures = 0  # changed under the lock
 
     def accepted(self, delivery: Delivery, receipt: Receipt) -> SendResult:
         """Return the result of a delivery that the receiver accepted."""
@@ -78,6 +80,17 @@ class Results:
             thread=error.thread,
             by_hand=error.by_hand,
         )
+
+    def template_failed(self, failure: str) -> None:
+        """Count that a template failed, and log it once a minute at most."""
+        now = time.monotonic()
+        with self._lock:
+            self.template_failures += 1
+            if now - self._template_logged < LOG_EVERY:
+                return
+            self._template_logged = now
+        cause = shortened(self._redact(failure[:MAX_CAUSE]), MAX_ERROR)
+        log.error("sink %s: %s: the built-in text is sent instead", self.sink, cause)
 
     def _may_log(self, level: int) -> bool:
         """Whether the last line of this level is old enough; if so, note that a line follows."""

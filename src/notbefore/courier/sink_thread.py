@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from notbefore.config.sinks import SinkConfig
+from notbefore.config.sinks import Messages, SinkConfig, templates_of
 from notbefore.core.delivery import Delivery
 from notbefore.core.message import Message
 from notbefore.core.outbox import SendResult
@@ -19,6 +19,9 @@ from notbefore.courier.results import Results
 from notbefore.courier.sink import Receipt, Sink
 from notbefore.errors import NotBeforeError, SendError
 from notbefore.net.redact import Redactor, known_secrets
+
+if TYPE_CHECKING:
+    from notbefore.courier.templates import Templates
 
 GRACE: Final = 5.0  # seconds after a sink's timeout until an attempt counts as hanging
 QUICK: Final = 0.25  # seconds; an attempt is quick if it takes less
@@ -52,15 +55,19 @@ class SinkThread:
         report: Callable[[SendResult], None],
         results: Results,
         redact: Redactor,
+        *,
+        messages: Messages,
     ) -> None:
         self.is_quick = False  # its last attempt was quick
         self.hangs = False  # its present attempt was reported as hanging
         self._config = config
+        self._messages = messages
         self._make_sink = make_sink
         self._report = report
         self._results = results
         self._redact = redact
         self._sink: Sink | None = None
+        self._templates: Templates | None = None
         self._queue: queue.SimpleQueue[QueuedDelivery] = queue.SimpleQueue()
         self._queued_count = 0  # of all deliveries so far; only the main thread changes it
         self._ended_count = 0  # of all deliveries so far; only the thread itself changes it
@@ -161,6 +168,7 @@ class SinkThread:
         except msgspec.DecodeError as error:
             raise SendError(f"the record cannot be read: {error}", permanent=True) from None
 
+        message = self._templated(message)
         if self._sink is None:
             for secret in known_secrets(self._config):
                 self._redact.add(secret)
@@ -171,3 +179,16 @@ class SinkThread:
             self._sink.close()
             self._sink = None  # the next one reads the secrets from their files again
             raise
+
+    def _templated(self, message: Message) -> Message:
+        """Return the message with the texts of the user's templates, if there are any."""
+        if not templates_of(self._config, self._messages):
+            return message
+        if self._templates is None:
+            from notbefore.courier.templates import Templates  # Jinja2, 2 MB
+
+            self._templates = Templates(self._config, self._messages)
+        rendering = self._templates.render(message)
+        for failure in rendering.failures:
+            self._results.template_failed(f"{failure.key}: {failure.text}")
+        return rendering.message

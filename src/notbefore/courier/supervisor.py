@@ -12,7 +12,7 @@ the new one.
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Protocol
 
@@ -23,7 +23,7 @@ from notbefore import __version__
 from notbefore.config.model import Config
 from notbefore.config.otel import resolved
 from notbefore.config.secret import secrets_in
-from notbefore.config.sinks import SinkConfig
+from notbefore.config.sinks import SinkConfig, templates_of
 from notbefore.core.duration import back_off
 from notbefore.core.outbox import SendResult
 from notbefore.courier.courier_process import CourierProcess, environment
@@ -66,6 +66,12 @@ def make_orders(config: Config) -> Orders:
     )
 
 
+def _template_counts(orders: Orders, counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the failures by sink: those so far, and 0 for each other sink with templates."""
+    zeros = {name: 0 for name, sink in orders.sinks.items() if templates_of(sink, orders.messages)}
+    return zeros | dict(counts)
+
+
 def _resolved(sink: SinkConfig, config: Config) -> SinkConfig:
     """Return a sink with what the section ``otlp`` and the standard variables add to it."""
     if sink.otlp_logs is None:
@@ -98,7 +104,7 @@ class Supervisor:
         clock: MessageClock | None = None,
         check_arguments: Sequence[str] = (),
     ) -> None:
-        self.figures = CourierFigures()
+        self.figures = CourierFigures(template_failures=_template_counts(orders, {}))
         self.trouble = ""  # why no courier works now, in words
         self.successor = ""  # the installed version, if it works and is to be started instead
         # the package on disk was replaced, and none of its couriers has worked yet
@@ -148,6 +154,8 @@ class Supervisor:
     def reconfigure(self, orders: Orders) -> None:
         """Use other orders from now on; a courier with the old ones leaves."""
         self._orders = orders
+        counts = _template_counts(orders, self.figures.template_failures)
+        self.figures = replace(self.figures, template_failures=counts)
         if self._courier is not None:
             self._let_go("reload")
 
@@ -199,7 +207,7 @@ class Supervisor:
             self._pause(f"the courier cannot be started ({error})")
             return
         starts = increased(self.figures.starts, self._reason)
-        self.figures = CourierFigures(running=True, starts=starts)
+        self.figures = replace(self.figures, running=True, starts=starts)
         log.debug("courier %d started: %s", self._courier.pid, self._reason)
         self._reason = "due"
 
@@ -246,6 +254,7 @@ class Supervisor:
                 report = msgspec.msgpack.decode(frame, type=CourierReport)
                 courier.limits = report.limits
                 courier.hangs = report.hangs
+                self._count_template_failures(courier, report.template_failures)
                 results += report.results
             else:
                 self._greet(courier, msgspec.msgpack.decode(frame, type=Hello))
@@ -267,6 +276,19 @@ class Supervisor:
             self._outbox.redirect()  # its sinks may be removed by now
         courier.frames.flush()
         self._end_if_idle(courier)
+
+    def _count_template_failures(
+        self, courier: CourierProcess, failures: Mapping[str, int]
+    ) -> None:
+        """Count the failures since the last report of this courier."""
+        counts = dict(self.figures.template_failures)
+        for sink, count in failures.items():
+            new = count - courier.template_failures.get(sink, 0)
+            if new:
+                counts[sink] = counts.get(sink, 0) + new
+        courier.template_failures = failures
+        if counts != self.figures.template_failures:
+            self.figures = replace(self.figures, template_failures=counts)
 
     def _end_if_idle(self, courier: CourierProcess) -> None:
         """End a courier that had nothing to do for long.

@@ -10,7 +10,7 @@ order.
 from collections.abc import Callable
 from typing import Final
 
-from notbefore.config.sinks import SinkConfig
+from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
 from notbefore.courier.results import Results
@@ -35,8 +35,11 @@ class Worker:
         make_sink: Callable[[], Sink],
         report: Callable[[SendResult], None],
         redact: Redactor,
+        *,
+        messages: Messages,
     ) -> None:
         self._config = config
+        self._messages = messages
         self._make_sink = make_sink
         self._report = report
         self._redact = redact
@@ -63,6 +66,11 @@ class Worker:
     def hangs(self) -> bool:
         """Whether an attempt hangs, so that its thread can no longer be used."""
         return any(thread.hangs for thread in self._threads)
+
+    @property
+    def template_failures(self) -> int:
+        """How often a template of the user's has failed."""
+        return self._results.template_failures
 
     def give(self, delivery: Delivery, ahead: float) -> None:
         """Send a delivery.
@@ -99,7 +107,12 @@ class Worker:
         if len(self._threads) == settings.SIDE_BY_SIDE:
             return None
         thread = SinkThread(
-            self._config, self._make_sink, self._report, self._results, self._redact
+            self._config,
+            self._make_sink,
+            self._report,
+            self._results,
+            self._redact,
+            messages=self._messages,
         )
         self._threads.append(thread)
         return thread

@@ -259,6 +259,12 @@ COURIER_STARTS: Final = counter(
     "Starts of the courier process, by reason.",
     labels=("reason",),
 )
+TEMPLATE_FAILURES: Final = counter(
+    "notbefore_delivery_template_failures",
+    "Templates of `messages` or of a webhook that failed, so that the built-in text was sent."
+    " Absent for a sink without templates.",
+    labels=("sink",),
+)
 OTLP_EXPORTS: Final = counter(
     "notbefore_otlp_exports",
     "Exports over OTLP by result; `rejected`: accepted in part. Absent unless OTLP is configured.",

@@ -264,6 +264,8 @@ def _process(view: MetricsSnapshot) -> Iterator[Family]:
     watched_starts = ("crashed", "hung") if view.sinks else ()
     yield Family(families.COURIER_STARTS, _counts(courier.starts, always=watched_starts))
 
+    yield Family(families.TEMPLATE_FAILURES, _counts(courier.template_failures))
+
     reloads = _counts(config.reloads, always=("success", "failure"))
     yield Family(families.RELOADS, reloads)
     yield Family(families.LAST_RELOAD, {(): not config.refused})

@@ -222,6 +222,7 @@ class CourierFigures(Struct, frozen=True):
 
     running: bool = False
     starts: dict[str, int] = {}  # by reason: due, crashed, hung, reload, upgrade
+    template_failures: dict[str, int] = {}  # by sink
 
 
 class ConfigFigures(Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.change import AS_FAR_AS_KNOWN, SILENT
 from notbefore.core.document import STARTED
@@ -31,6 +32,8 @@ from notbefore.wording.times import clock, zone_named
 
 NAMES_IN_MESSAGE: Final = 20  # of affected VMs
 Facts = Iterator[tuple[str, str]]  # name and value; ``text_of`` leaves out those without a value
+# the key of a link -> its name in a message
+LINK_TITLES: Final = {"dashboard": "Dashboard", "runbook": "Runbook", "page": "Agent's page"}
 _MARKS: Final = {"updated": " (changed)", "reminder": " (reminder)"}
 
 
@@ -70,6 +73,7 @@ class Text(Struct, frozen=True):
     advice: str = ""  # what to do
     facts: tuple[Fact, ...] = ()
     links: tuple[Fact, ...] = ()  # name and address
+    has_own_body: bool = False  # the user's template made the body, which is the summary
 
     @property
     def plain(self) -> str:
@@ -85,7 +89,9 @@ class Text(Struct, frozen=True):
 
     @property
     def whole(self) -> str:
-        """Everything except the title."""
+        """Everything except the title. A template decides itself whether its body has the links."""
+        if self.has_own_body:
+            return self.summary
         return f"{self.plain}\n\n{_lines([*self.links, Fact('Delivery', self.delivery_id)])}"
 
 
@@ -102,7 +108,17 @@ def _lines(facts: Iterable[Fact]) -> str:
 
 
 def text_of(message: Message, additions: Additions) -> Text:
-    """Return the message in words."""
+    """Return the message in words: in those of the user's templates, if they have made any."""
+    text = _built_in(message, additions)
+    templated = message.templated
+    if templated.title is not None:
+        text = replace(text, title=one_line(templated.title))
+    if templated.body is not None:
+        text = replace(text, summary=templated.body, advice="", facts=(), has_own_body=True)
+    return text
+
+
+def _built_in(message: Message, additions: Additions) -> Text:
     record = message.record
     zone = zone_named(additions.time_zone)
     if record.event_type == SILENT:
@@ -591,13 +607,9 @@ def _links(links: LinkTemplates, record: Record) -> Iterator[Fact]:
     """Yield the links, except one that names the VM if its name is not known."""
     vm = quote(record.vm_name or "", safe="")
     event_type = quote(record.event_type, safe="")
-    templates = {
-        "Dashboard": links.dashboard,
-        "Runbook": links.runbook,
-        "Agent's page": links.page,
-    }
-    for name, template in templates.items():
+    templates = {"dashboard": links.dashboard, "runbook": links.runbook, "page": links.page}
+    for key, template in templates.items():
         if template is None or ("{vm}" in template and not vm):
             continue
         address = template.replace("{vm}", vm).replace("{event_type}", event_type)
-        yield Fact(name, address)
+        yield Fact(LINK_TITLES[key], address)

@@ -95,7 +95,7 @@ def _footer(message: Message, text: Text) -> dict[str, Any]:
 
 def _blocks(message: Message, text: Text) -> Iterator[dict[str, Any]]:
     not_before = message.record.not_before
-    if message.is_ahead and not_before is not None:
+    if message.is_ahead and not_before is not None and not text.has_own_body:
         time = _local_time(not_before)
         yield _section(f"*{time}* (your local time), {countdown(not_before, message.now)}")
     if text.summary:

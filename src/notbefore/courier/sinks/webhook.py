@@ -1,4 +1,4 @@
-"""POST of the record as JSON, signed if a secret is configured.
+"""POST of the record as JSON, or of the text of a template; signed if a secret is configured.
 
 ``X-Notbefore-Delivery-Id`` is the same from every VM that sends the delivery, and for each attempt.
 ``Idempotency-Key``, the header of the IETF's draft, has the same value.
@@ -10,8 +10,9 @@
 import hashlib
 import hmac
 import time
+from typing import Any
 
-from notbefore.config.sinks import Messages, Webhook
+from notbefore.config.sinks import JSON_TYPE, Messages, Webhook
 from notbefore.core.message import Message
 from notbefore.core.record import json_line
 from notbefore.courier.http_sink import HttpSink, headers_of
@@ -24,7 +25,11 @@ class Sink(HttpSink):
 
     def __init__(self, _name: str, settings: Webhook, messages: Messages) -> None:
         self._url = settings.url.reveal()
+        self._content_type = settings.content_type
         self._headers = headers_of(settings)
+        for name in list(self._headers):
+            if name.lower() == "content-type":
+                del self._headers[name]  # it is that of the template's text
         self._dedup_key = settings.dedup_key
         self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
         cert: str | tuple[str, str] | None = settings.cert_file
@@ -37,22 +42,17 @@ class Sink(HttpSink):
         )
 
     def send(self, message: Message) -> Receipt:
-        """POST the record; a 2xx answer accepts it, unless it is a web page."""
-        delivery = {
-            "id": message.delivery_id,
-            "kind": message.kind,
-            "severity": message.severity,
-            "note": message.note,
-        }
-        fields = {f"notbefore.delivery.{name}": value for name, value in delivery.items() if value}
-        values = message.content.flat() | fields
-        thread = None
-        if self._dedup_key is not None:
-            thread = message.alert_key
-            values[self._dedup_key] = thread
-        body = json_line(values)
+        """POST the request; a 2xx answer accepts it, unless it is a web page."""
+        thread = message.alert_key if self._dedup_key is not None else None
+        if message.templated.request is not None:
+            body = message.templated.request.encode()
+            content_type = self._content_type
+        else:
+            body = json_line(self._values(message))
+            content_type = JSON_TYPE
+
         headers = self._headers | {
-            "Content-Type": "application/json",
+            "Content-Type": content_type,
             "X-Notbefore-Delivery-Id": message.delivery_id,
             "Idempotency-Key": f'"{message.delivery_id}"',  # a string of RFC 8941, hence the quotes
         }
@@ -60,6 +60,20 @@ class Sink(HttpSink):
             headers["X-Notbefore-Signature"] = sign(self._secret, body, int(time.time()))
         self._http.post(self._url, headers, body).check()
         return Receipt(thread=thread)
+
+    def _values(self, message: Message) -> dict[str, Any]:
+        """Return the fields of the built-in body: the record, and facts about the delivery."""
+        delivery = {
+            "id": message.delivery_id,
+            "kind": message.kind,
+            "severity": message.severity,
+            "note": message.note,
+        }
+        fields = {f"notbefore.delivery.{name}": value for name, value in delivery.items() if value}
+        values: dict[str, Any] = {**message.content.flat(), **fields}
+        if self._dedup_key is not None:
+            values[self._dedup_key] = message.alert_key
+        return values
 
 
 def sign(secret: bytes, body: bytes, seconds: int) -> str:

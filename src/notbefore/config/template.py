@@ -1,0 +1,176 @@
+"""``Template``: a text of the user's in Jinja2's language. It is sandboxed, and bounded in time and
+size.
+
+It is imported only where there are templates: Jinja2 takes 2 MB and 0.1 s.
+
+The bounds hold between the parts of a text and between the passes of loops. A single expression is
+not interrupted: see docs/templates.md.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, Final
+
+import msgspec
+from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, meta, nodes, pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from notbefore.core.record import TAG, Record
+from notbefore.wording.texts import LINK_TITLES
+
+MAX_SOURCE: Final = 16_000  # characters of a template
+MAX_TEXT: Final = 64_000  # characters of what it makes
+MAX_SECONDS: Final = 1.0
+NAMES: Final = ("title", "body", "severity", "links", "record")  # that a template sees
+GLOBALS: Final = ("range", "namespace", "joiner", "cycler")  # functions of Jinja2
+ATTRIBUTES: Final = frozenset(field.encode_name for field in msgspec.structs.fields(Record)) - {TAG}
+
+
+class RenderError(Exception):
+    """A template cannot make a text. The error says why."""
+
+
+class Values(dict[str, Any]):
+    """Values by name. One that is missing but known is empty; any other name is a mistake.
+
+    ``owner``: the name of the variable that holds them.
+    """
+
+    def __init__(self, owner: str, values: Mapping[str, Any], known: Collection[str]) -> None:
+        super().__init__(values)
+        self._owner = owner
+        self._known = known
+
+    def __missing__(self, name: str) -> Undefined:
+        if name in self._known or name.startswith(TAG):
+            return Undefined(name=name)
+        hint = f"there is no {name!r} in `{self._owner}`"
+        for similar in get_close_matches(name, self._known, 1):
+            hint = f"{hint}: did you mean {similar!r}?"
+        return StrictUndefined(hint=hint)
+
+
+def record_values(attributes: Mapping[str, Any]) -> Values:
+    """Return the variable ``record``."""
+    return Values("record", attributes, ATTRIBUTES)
+
+
+def link_values(addresses: Mapping[str, str]) -> Values:
+    """Return the variable ``links``."""
+    return Values("links", addresses, LINK_TITLES)
+
+
+@pass_context
+def _visible(_context: Context, value: object) -> object:
+    """Show nothing for ``None``.
+
+    With a context, Jinja2 computes no output at compile time, when no bound holds.
+    """
+    return "" if value is None else value
+
+
+def _json_form(value: object) -> None:
+    """Let ``tojson`` write ``null`` for an attribute that the record does not have."""
+    if not isinstance(value, Undefined):
+        raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The environment of one template."""
+
+    # operators that `call_binop` executes: a small expression with them makes a huge value
+    intercepted_binops = frozenset(("*", "**"))
+
+    def __init__(self) -> None:
+        super().__init__(
+            undefined=StrictUndefined,
+            finalize=_visible,
+            optimized=False,  # nothing is computed at compile time
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.globals = {name: self.globals[name] for name in GLOBALS}
+        self.policies["json.dumps_kwargs"] = {"default": _json_form}
+        self.deadline = 0.0  # monotonic seconds
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Multiply numbers. Raises ``SecurityError`` for anything else."""
+        are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
+        if operator == "**" or not are_numbers:
+            raise SecurityError("expected numbers around `*`, and there is no `**` here")
+        return super().call_binop(context, operator, left, right)
+
+    def check_time(self) -> str:
+        """Print nothing; raise ``RenderError`` after the deadline. All passes of loops call it."""
+        if time.monotonic() > self.deadline:
+            raise RenderError(f"it is not done after {MAX_SECONDS:g} s")
+        return ""
+
+
+class Template:
+    """A template. For one thread at a time.
+
+    Raises ``ValueError`` if its syntax is wrong, or if it uses a name that does not exist.
+    """
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MAX_SOURCE:
+            raise ValueError(f"expected a template of {MAX_SOURCE} characters or less")
+        self._sandbox = _Sandbox()
+        try:
+            tree = self._sandbox.parse(source)
+            _check_names(tree)
+            self._add_time_checks(tree)
+            self._template = self._sandbox.from_string(tree)
+        except TemplateSyntaxError as error:
+            raise ValueError(f"line {error.lineno} of the template: {error.message}") from None
+        except (SyntaxError, RecursionError, MemoryError):  # from Python's own compiler
+            raise ValueError("the template is nested too deeply") from None
+
+    def _add_time_checks(self, tree: nodes.Template) -> None:
+        """Let every pass of a loop, and every call of a macro, check the time."""
+        blocks: list[nodes.For | nodes.Macro | nodes.CallBlock] = [*tree.find_all(nodes.For)]
+        blocks += tree.find_all(nodes.Macro)
+        blocks += tree.find_all(nodes.CallBlock)
+        for block in blocks:
+            check = nodes.EnvironmentAttribute("check_time")
+            call = nodes.Call(check, [], [], None, None)
+            output = nodes.Output([call])
+            output.set_lineno(block.lineno)
+            output.set_environment(self._sandbox)
+            block.body.insert(0, output)
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """Return the text; raises ``RenderError``."""
+        self._sandbox.deadline = time.monotonic() + MAX_SECONDS
+        try:
+            return self._joined(self._template.generate(values)).strip()
+        except RenderError:
+            raise
+        except Exception as error:  # noqa: BLE001 - an expression may raise anything
+            raise RenderError(f"{type(error).__name__}: {error}") from None
+
+    def _joined(self, parts: Iterable[str]) -> str:
+        """Return the text of all parts; raises ``RenderError`` beyond the bounds."""
+        texts: list[str] = []
+        length = 0
+        for part in parts:
+            self._sandbox.check_time()
+            length += len(part)
+            if length > MAX_TEXT:
+                raise RenderError(f"it makes more than {MAX_TEXT} characters")
+            texts.append(part)
+        return "".join(texts)
+
+
+def _check_names(tree: nodes.Template) -> None:
+    """Raise ``ValueError`` if a template uses a name, or includes a file, that it cannot see."""
+    used = meta.find_undeclared_variables(tree)
+    unknown = sorted(used.difference(NAMES, GLOBALS))
+    if unknown:
+        raise ValueError(f"the template uses {', '.join(unknown)}: it sees only {', '.join(NAMES)}")
+    if any(True for _ in meta.find_referenced_templates(tree)):
+        raise ValueError("a template cannot include another one")

@@ -1,0 +1,108 @@
+"""``Templates`` renders the user's templates for the messages of one sink.
+
+It is imported only if there are templates: see ``config.template``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from notbefore.config.sinks import (
+    BODY_TEMPLATE,
+    REQUEST_TEMPLATE,
+    TITLE_TEMPLATE,
+    Messages,
+    SinkConfig,
+    templates_of,
+)
+from notbefore.config.template import RenderError, Template, link_values, record_values
+from notbefore.core.message import Message, Templated
+from notbefore.core.record import Heartbeat
+from notbefore.wording.texts import LINK_TITLES, Text, text_of
+
+
+class Failure(Struct, frozen=True):
+    """A template that failed."""
+
+    key: str
+    text: str  # what is wrong, in words
+
+
+class Rendering(Struct, frozen=True):
+    """A message with the texts of the templates."""
+
+    message: Message
+    failures: tuple[Failure, ...] = ()  # of the templates that are left out
+
+
+class Templates:
+    """The templates of one sink. For one thread at a time."""
+
+    def __init__(self, sink: SinkConfig, messages: Messages) -> None:
+        self._settings = sink.settings
+        self._messages = messages
+        self._templates: dict[str, Template] = {}
+        for key, source in templates_of(sink, messages).items():
+            self._templates[key] = Template(source)
+
+    def render(self, message: Message) -> Rendering:
+        """Render them for a message. A template that fails is left out."""
+        if isinstance(message.content, Heartbeat):
+            return Rendering(message)
+
+        basis = message
+        if self._settings.SHARES_TEXT and not message.record.no_longer_affected:
+            basis = message.shared
+        failures: list[Failure] = []
+
+        values = self._values(basis)
+        title = self._text(TITLE_TEMPLATE, values, failures)
+        body = self._text(BODY_TEMPLATE, values, failures)
+        templated = Templated(title, body)
+
+        if REQUEST_TEMPLATE in self._templates:
+            values = self._values(replace(basis, templated=templated))
+            request = self._text(REQUEST_TEMPLATE, values, failures)
+            templated = replace(templated, request=request)
+        return Rendering(replace(message, templated=templated), tuple(failures))
+
+    def _text(self, key: str, values: Mapping[str, Any], failures: list[Failure]) -> str | None:
+        """Return the text of a template; ``None`` if there is no such template, or if it fails."""
+        template = self._templates.get(key)
+        if template is None:
+            return None
+        try:
+            text = template.render(values)
+            if key == REQUEST_TEMPLATE and self._settings.is_json:
+                msgspec.json.decode(text)
+        except RenderError as error:
+            failures.append(Failure(key, f"the template fails ({error})"))
+            return None
+        except msgspec.DecodeError as error:
+            failures.append(Failure(key, f"the template makes no valid JSON ({error})"))
+            return None
+        return text
+
+    def _values(self, message: Message) -> dict[str, Any]:
+        """Return the variables of a template."""
+        text = text_of(message, self._messages)
+        return {
+            "title": text.title,
+            "body": text.plain,
+            "severity": message.shown_severity,
+            "links": link_values(_addresses(text)),
+            "record": record_values(message.content.flat()),
+        }
+
+
+def _addresses(text: Text) -> dict[str, str]:
+    """Return the addresses of the links by their keys in the configuration."""
+    addresses: dict[str, str] = {}
+    for key, title in LINK_TITLES.items():
+        for link in text.links:
+            if link.name == title:
+                addresses[key] = link.value
+    return addresses

@@ -1,0 +1,201 @@
+"""Templates as users meet them: in ``check-config``, in a real agent, and in docs/templates.md."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, configured, eventually, notbefore
+from support.azure import listed
+from support.peers import HttpPeer
+
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "templates.md").read_text(encoding="utf-8")
+EXAMPLES: Final = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+LOG_LINE: Final = (
+    "sink hook: body: the template makes no valid JSON (JSON is malformed: invalid character"
+    " (byte 9)): the built-in text is sent instead"
+)
+
+
+def webhook(url: str, body: str, **settings: Any) -> dict[str, Any]:
+    return {"webhook": {"url": url, "allow_private": True, "body": body, **settings}}
+
+
+def test_webhook_gets_the_body_of_its_template(
+    imds: Simulator, hook: HttpPeer, tmp_path: Path
+) -> None:
+    names = '{{ record["azure.scheduled_event.resources"] | tojson }}'
+    body = f'{{"text": {{{{ title | tojson }}}}, "vms": {names}}}'
+    headers = {"content-type": "application/vnd.example+json", "X-Team": "web"}
+    config = {
+        "sinks": {"hook": webhook(hook.url, body, headers=headers)},
+        "messages": {"title": "Mind: {{ title }}"},
+    }
+
+    with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+        imds.set_document(listed("e"))
+        eventually(lambda: agent.count("accepted"))
+        failures = agent.metric('notbefore_delivery_template_failures_total{sink="hook"}')
+
+    (request,) = hook.requests
+    sent = json.loads(request.body)
+    assert sent["text"].startswith("Mind: Freeze of WestNO_0 in ")
+    assert sent["vms"] == ["WestNO_0"]
+    assert request.headers["content-type"] == "application/vnd.example+json"
+    assert request.headers["x-team"] == "web"
+    assert request.headers["x-notbefore-delivery-id"]
+    assert failures == 0
+
+
+def test_failing_template_sends_the_built_in_text_and_is_counted(
+    imds: Simulator, hook: HttpPeer, tmp_path: Path
+) -> None:
+    text = {"Content-Type": "text/plain"}
+    config = {
+        "sinks": {
+            "hook": webhook(hook.url, '{"text": {{ title }}}'),
+            "slow": webhook(
+                hook.url,
+                "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+                headers=text,
+            ),
+        }
+    }
+
+    with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+        imds.set_document(listed("e"))
+        name = "notbefore_delivery_template_failures_total"
+        for sink in ("hook", "slow"):
+            eventually(lambda: agent.count("accepted", sink) == 1)
+            eventually(lambda: agent.metric(f'{name}{{sink="{sink}"}}') == 1)
+
+    assert LOG_LINE in agent.log
+    assert "sink slow: body: the template fails (it is not done after 1 s)" in agent.log
+    for request in hook.requests:
+        assert json.loads(request.body)["azure.scheduled_event.id"] == "e"
+        assert request.headers["content-type"] == "application/json"
+
+
+def test_check_config_names_each_failing_template(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "sinks": {
+            "chat": {"slack": {"url": "https://hooks.slack.com/services/a/b/c"}},
+            "hook": webhook("https://x.example", '{"text": {{ title }}}'),
+        },
+        "messages": {"title": "{{ titel }}", "body": '{{ record["host.nam"] }}'},
+    }
+    config = configured(tmp_path / "state", values)
+
+    first = notbefore("check-config", config)
+    values["messages"]["title"] = "{{ title }}"
+    second = notbefore("check-config", configured(tmp_path / "state", values))
+
+    assert first.returncode == second.returncode == 2
+    assert "messages.title: the template uses titel" in first.stderr
+    assert "messages.body: the template fails (UndefinedError: there is no 'host.nam'" in (
+        second.stderr
+    )
+    assert "sinks.hook.webhook.body: the template makes no valid JSON" in second.stderr
+    assert "in the message `announced` about a Freeze" in second.stderr
+
+
+def test_agent_refuses_a_template_of_wrong_syntax(tmp_path: Path) -> None:
+    config = configured(tmp_path / "state", {"messages": {"body": "{% for %}"}})
+
+    run = notbefore("run", config, "--state-dir", tmp_path / "state")
+
+    assert run.returncode == 2
+    assert "messages.body: line 1 of the template" in run.stderr
+
+
+def test_render_shows_each_kind_of_event(tmp_path: Path) -> None:
+    values = {
+        "sinks": {
+            "chat": {"slack": {"url": "https://hooks.slack.com/services/a/b/c"}},
+            "am": {"alertmanager": {"urls": ["http://am-0:9093"]}},
+            "drain": {"command": {"command": ["/bin/true"]}},
+        },
+        "messages": {"title": "<{{ title }}>"},
+    }
+    config = configured(tmp_path / "state", values)
+
+    every_sink = notbefore("check-config", config, "--render", "--json")
+    samples = [json.loads(line) for line in every_sink.stdout.splitlines()]
+    unknown = notbefore("check-config", config, "--render", "nobody")
+
+    by_sink: dict[str, set[tuple[str, str]]] = {}
+    for sample in samples:
+        by_sink.setdefault(sample["sink"], set()).add((sample["event_type"], sample["change"]))
+    assert set(by_sink) == {"chat", "am", "drain"}
+    steps = {"announced", "reminder", "approved", "updated", "started", "finished", "canceled"}
+    assert {change for kind, change in by_sink["chat"] if kind == "Reboot"} == steps
+    assert {change for kind, change in by_sink["am"] if kind == "Reboot"} == steps - {"approved"}
+    assert {kind for kind, _ in by_sink["chat"]} == {
+        "Freeze",
+        "Reboot",
+        "Redeploy",
+        "Preempt",
+        "Terminate",
+        "SpotRebalanceRecommendation",
+    }
+    assert all(sample["title"].startswith("<") for sample in samples if sample["sink"] == "chat")
+    assert all(sample["title"] is None for sample in samples if sample["sink"] == "drain")
+    assert unknown.returncode == 2
+    assert "there is no sink 'nobody' (known: am, chat, drain)" in unknown.stderr
+
+
+# ---- docs/templates.md
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """The directory of a configuration, with the secrets that the examples of the page name."""
+    addresses = {
+        "slack-url": "https://hooks.slack.com/services/a/b/c",
+        "tickets-token": "t0ken",
+        "phone-url": "https://phone.example.org/me",
+    }
+    for name, secret in addresses.items():
+        (tmp_path / name).write_text(secret, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_documented_template_renders(example: str, secrets: Path) -> None:
+    values = yaml.safe_load(example)
+    values.setdefault("sinks", {"chat": {"slack": {"url_file": "slack-url"}}})
+    config = secrets / "notbefore.yml"
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+
+    shown = notbefore("check-config", config, "--render")
+
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count("---") > 30
+
+
+def test_documented_output_is_that_of_the_first_example(secrets: Path) -> None:
+    (secrets / "notbefore.yml").write_text(EXAMPLES[0], encoding="utf-8")
+    ((command, output),) = re.findall(r"```console\n\$ notbefore (.*?)\n(.*?)```", PAGE, re.DOTALL)
+    first_part, last_part = output.split("...\n")
+
+    words = command.replace("notbefore.yml", str(secrets / "notbefore.yml")).split()
+    shown = notbefore(*words).stdout
+
+    assert shown.startswith(first_part)
+    assert shown[: shown.index("--- chat", 1)].strip().endswith(last_part.strip())
+
+
+def test_documented_json_body_has_the_fields_of_its_receiver(secrets: Path) -> None:
+    tickets = next(example for example in EXAMPLES if "tickets" in example)
+    (secrets / "notbefore.yml").write_text(tickets, encoding="utf-8")
+
+    shown = notbefore("check-config", secrets / "notbefore.yml", "--render", "tickets", "--json")
+
+    first = json.loads(json.loads(shown.stdout.splitlines()[0])["body"])
+    assert first["summary"] == "Freeze of web_0 in 15 min"
+    assert first["priority"] == 3
+    assert first["host"] == "web_0"

@@ -1,0 +1,282 @@
+"""Templates: their language, their bounds, and the texts that they make."""
+
+import time
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import (
+    Alertmanager,
+    Command,
+    Links,
+    Messages,
+    SinkConfig,
+    Slack,
+    Webhook,
+    templates_of,
+)
+from notbefore.config.template import (
+    MAX_SOURCE,
+    MAX_TEXT,
+    RenderError,
+    Template,
+    link_values,
+    record_values,
+)
+from notbefore.core.message import Message, Templated
+from notbefore.core.record import Heartbeat
+from notbefore.courier.html_mail import html_of
+from notbefore.courier.sinks import slack
+from notbefore.courier.templates import Rendering, Templates
+from notbefore.wording.records import heartbeat_of
+from notbefore.wording.texts import text_of
+from support.azure import ME, PEER, T0
+from support.messages import VM, message
+
+CHAT = SinkConfig(slack=Slack(url=Secret("https://hooks.slack.com/services/a/b/c")))
+RECURSION = "{% macro f(n) %}{% for i in range(9) %}{{ f(n - 1) if n }}{% endfor %}{% endmacro %}"
+MEMBER = SinkConfig(alertmanager=Alertmanager(urls=("http://am-0:9093",)))
+VALUES: dict[str, Any] = {
+    "title": "Reboot of web_0",
+    "body": "The VM will be rebooted.",
+    "severity": "critical",
+    "links": link_values({"runbook": "https://wiki.example.org/r"}),
+    "record": record_values(
+        {"host.name": "web_0", "azure.scheduled_event.resources": ("web_0", "web_1")}
+    ),
+}
+
+
+def rendered(source: str) -> str:
+    return Template(source).render(VALUES)
+
+
+def webhook(body: str, **settings: Any) -> SinkConfig:
+    return SinkConfig(webhook=Webhook(url=Secret("https://x.example"), body=body, **settings))
+
+
+def render(sink: SinkConfig, about: Message | None = None, **messages: Any) -> Rendering:
+    """Return a message, rendered by the templates in ``messages`` and in the sink."""
+    return Templates(sink, Messages(**messages)).render(about or message())
+
+
+# ---- the language
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("[{{ severity | upper }}] {{ title }}", "[CRITICAL] Reboot of web_0"),
+        ('{{ record["host.name"] }}', "web_0"),
+        ('{{ record["azure.scheduled_event.resources"] | join(", ") }}', "web_0, web_1"),
+        ('{{ record["azure.scheduled_event.resources"] | tojson }}', '["web_0", "web_1"]'),
+        ('[{{ record["cloud.region"] }}]', "[]"),
+        ('{{ record["cloud.region"] | default("nowhere") }}', "nowhere"),
+        ('{{ record["cloud.region"] | tojson }}', "null"),
+        ('{{ record["azure.tag.team"] | default("no team") }}', "no team"),
+        ('{{ record.get("cloud.region") }}!', "!"),
+        ("{{ links.runbook }}{{ links.page }}", "https://wiki.example.org/r"),
+        ("{% for name, address in links.items() %}\n{{ name }}\n{% endfor %}", "runbook"),
+        ("{% for number in range(3) %}{{ number * 2 }}{% endfor %}", "024"),
+        (
+            "{% macro bold(text) %}*{{ text }}*{% endmacro %}{{ bold(title) }}",
+            "*Reboot of web_0*",
+        ),
+        ("  {{ title }}\n\n", "Reboot of web_0"),
+    ],
+)
+def test_template_makes_a_text(source: str, text: str) -> None:
+    assert rendered(source) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "mistake"),
+    [
+        ("{% if %}", "line 1 of the template: Expected an expression"),
+        ("\n{{ title", "line 2 of the template"),
+        ("{{ titel }}", "the template uses titel: it sees only title, body"),
+        ("{{ title | shout }}", "No filter named 'shout'"),
+        ("{{ lipsum() }}", "the template uses lipsum"),
+        ('{% include "/etc/passwd" %}', "a template cannot include another one"),
+        ('{% import "macros" as macros %}', "a template cannot include another one"),
+        ("x" * (MAX_SOURCE + 1), "16000 characters or less"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "nested too deeply"),
+        ("{% for x in [1] %}" * 30 + "{% endfor %}" * 30, "nested too deeply"),
+    ],
+)
+def test_wrong_template_is_a_mistake(source: str, mistake: str) -> None:
+    with pytest.raises(ValueError, match=r".+") as raised:
+        Template(source)
+
+    assert mistake in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ('{{ record["cloud.regio"] }}', "no 'cloud.regio' in `record`: did you mean 'cloud.region"),
+        ("{{ links.rota }}", "there is no 'rota' in `links`"),
+        ('{{ record["azure.scheduled_event.resources"][9] }}', "UndefinedError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ range(3) | tojson }}", "has no JSON form"),
+        ("{{ title.__class__.__mro__ }}", "SecurityError"),
+        ("{{ ''.__class__.__base__.__subclasses__() }}", "SecurityError"),
+        ('{{ record.update({"host.name": "x"}) }}', "SecurityError"),
+        ('{{ record.values.__globals__["os"] }}', "there is no '__globals__'|SecurityError|Undef"),
+    ],
+)
+def test_failing_expression_is_reported(source: str, cause: str) -> None:
+    with pytest.raises(RenderError, match=cause.replace("[", r"\[")):
+        rendered(source)
+
+
+# ---- the bounds
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
+        (RECURSION + "{{ f(20) }}", "1 s"),
+        ("{% for a in range(99999) %}{{ body }}{% endfor %}", f"more than {MAX_TEXT} characters"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
+        ("{% for a in range(999999999) %}{% endfor %}", "OverflowError"),
+        ("{{ 'x' * 10000000000 }}", "SecurityError"),
+        ("{{ 9 ** 9 ** 9 ** 9 }}", "SecurityError"),
+    ],
+)
+def test_endless_template_is_stopped(source: str, cause: str) -> None:
+    started = time.monotonic()
+
+    with pytest.raises(RenderError, match=cause):
+        rendered(source)
+
+    assert time.monotonic() - started < 20
+
+
+def test_nothing_is_computed_before_a_template_is_rendered() -> None:
+    source = "{{ 'x' | center(100000000000) }}{% if 'x' | center(100000000000) %}{% endif %}"
+
+    Template(source)  # computing this would fail for lack of memory
+
+
+# ---- the texts of messages
+
+
+def test_templates_replace_title_and_body_of_a_text() -> None:
+    sent = render(CHAT, title="[{{ severity }}] {{ title }}", body="{{ body }}\n\nTeam: web")
+
+    text = text_of(sent.message, Messages(links=Links(runbook="https://wiki.example.org/")))
+
+    assert sent.failures == ()
+    assert text.title == "[info] Freeze of WestNO_0 in 14 min"
+    assert text.whole.startswith("The VM will be paused")
+    assert text.whole.endswith("Reported by: WestNO_0\n\nTeam: web")
+    assert [link.name for link in text.links] == ["Runbook"]
+
+
+def test_title_of_a_template_is_one_line() -> None:
+    text = text_of(render(CHAT, title="a\nb\u202ec").message, Messages())
+
+    assert "\n" not in text.title
+    assert "\u202e" not in text.title
+
+
+def test_template_sees_the_built_in_text_without_links() -> None:
+    links = Links(runbook="https://wiki.example.org/{event_type}")
+    about = message()
+
+    sent = render(CHAT, about, body="{{ body }}|{{ links.runbook }}|{{ links.page }}", links=links)
+
+    built_in = text_of(about, Messages(links=links)).plain
+    assert sent.message.templated.body == f"{built_in}|https://wiki.example.org/Freeze|"
+
+
+def test_slack_shows_the_body_of_a_template_without_a_line_of_its_own() -> None:
+    sent = render(CHAT, body="Only this").message
+
+    content = slack.content(sent, text_of(sent, Messages()))
+
+    body, _footer = content["attachments"][0]["blocks"]
+    assert body["text"]["text"] == "Only this"
+
+
+def test_mail_has_only_the_body_of_a_template() -> None:
+    links = Links(runbook="https://wiki.example.org/r")
+    sent = render(CHAT, body="First <line>\nsecond", links=links).message
+
+    html = html_of(text_of(sent, Messages(links=links)), "#c4314b")
+
+    assert "First &lt;line&gt;<br>second" in html
+    assert "wiki.example.org" not in html
+    assert "Delivery" not in html
+
+
+def test_failing_template_is_left_out_and_named() -> None:
+    sent = render(CHAT, title="{{ title }}!", body="{{ 1 // 0 }}")
+
+    assert sent.message.templated == Templated(title="Freeze of WestNO_0 in 14 min!")
+    (failure,) = sent.failures
+    assert failure.key == "messages.body"
+    assert "ZeroDivisionError" in failure.text
+
+
+def test_request_of_a_webhook_sees_the_texts_of_the_other_templates() -> None:
+    sink = webhook('{"text": {{ title | tojson }}, "more": {{ body | tojson }}}')
+
+    sent = render(sink, title="T", body="B")
+
+    assert sent.message.templated.request == '{"text": "T", "more": "B"}'
+
+
+@pytest.mark.parametrize(
+    ("content_type", "fails"),
+    [
+        (None, True),
+        ("application/json; charset=utf-8", True),
+        ("application/cloudevents+json", True),
+        ("text/plain", False),
+    ],
+)
+def test_request_has_to_be_json_if_its_type_says_so(content_type: str | None, fails: bool) -> None:
+    headers = {} if content_type is None else {"content-type": Secret(content_type)}
+
+    sent = render(webhook('{"text": {{ title }}}', headers=headers))
+
+    assert (sent.message.templated.request is None) == fails
+    assert ["valid JSON" in failure.text for failure in sent.failures] == [True] * fails
+
+
+def test_alert_has_the_same_text_from_every_vm() -> None:
+    looks = {"Resources": [ME, PEER]}
+    template = (
+        'On {{ record["azure.scheduled_event.resources"] | join(" ") }}{{ record["host.name"] }}'
+    )
+    other_vm = replace(VM, name=PEER, vm_id="other")
+
+    sent = [
+        render(MEMBER, message(looks, vm=vm), title=template).message.templated.title
+        for vm in (VM, other_vm)
+    ]
+
+    assert sent == ["On WestNO_0 WestNO_1"] * 2
+
+
+def test_heartbeat_has_no_template() -> None:
+    heartbeat = heartbeat_of(VM, (), "1.0", T0)
+    about = replace(message(), kind="heartbeat", content=heartbeat)
+    assert isinstance(about.content, Heartbeat)
+
+    assert render(CHAT, about, title="x") == Rendering(about)
+
+
+def test_sink_that_sends_records_uses_no_template() -> None:
+    command = SinkConfig(command=Command(command=("/bin/true",)))
+    plain = SinkConfig(webhook=Webhook(url=Secret("https://x.example")))
+    messages = Messages(title="{{ title }}")
+
+    assert templates_of(command, messages) == {}
+    assert templates_of(plain, messages) == {}
+    assert templates_of(CHAT, messages) == {"messages.title": "{{ title }}"}
