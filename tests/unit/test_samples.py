@@ -33,7 +33,7 @@ def test_each_defined_metric_has_samples() -> None:
             approvals=approvals,
         ),
         figures=Figures(
-            courier=CourierFigures(starts={"due": 1}),
+            courier=CourierFigures(starts={"due": 1}, template_failures={"chat": 0}),
             config=ConfigFigures(loaded=1.0),
             otlp_exports={("metrics", "success"): 1},
             auth_failures=0,
