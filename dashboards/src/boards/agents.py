@@ -13,8 +13,9 @@ GOOD_POLLS: Final = "changed|unchanged"
 
 def build() -> str:
     """Return the dashboard as JSON."""
+    figures = [(4, panel) for panel in _figures()]
     grid = frame.grid(
-        (3, [(4, panel) for panel in _figures()]),
+        (3, figures),
         (8, [(14, _table()), (10, _delay())]),
         (7, [(8, _polls()), (8, _errors()), (8, _answers())]),
         (7, [(6, _deliveries()), (6, _outbox()), (6, _memory()), (6, _cpu())]),

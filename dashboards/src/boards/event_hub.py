@@ -29,8 +29,9 @@ VARIABLES: Final = (
 
 def build() -> str:
     """Return the dashboard as JSON."""
+    figures = [(4, panel) for panel in _figures()]
     grid = frame.grid(
-        (3, [(4, panel) for panel in _figures()]),
+        (3, figures),
         (8, [(14, _coming()), (10, _heard())]),
         (7, [(6, _by_type()), (6, _silent()), (6, _lag_seconds()), (6, _lag_records())]),
         (8, [(12, _records()), (12, _instances())]),
@@ -38,8 +39,8 @@ def build() -> str:
     return frame.dashboard_json(
         "notbefore-event-hub",
         "Azure Scheduled Events: the fleet by Event Hub",
-        "What all VMs report to the hub: events and the VMs that they affect, silent VMs, and how"
-        " late the hub is read.",
+        "The events that VMs report to the hub, the affected VMs, silent VMs, and how late the hub"
+        " is read.",
         grid,
         time="24h",
         variables=VARIABLES,

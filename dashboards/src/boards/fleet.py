@@ -37,8 +37,9 @@ LATENCY: Final = "notbefore_delivery_latency_seconds"
 
 def build() -> str:
     """Return the dashboard as JSON."""
+    figures = [(4, panel) for panel in (*_events(), *_agents())]
     grid = frame.grid(
-        (3, [(4, panel) for panel in (*_events(), *_agents())]),
+        (3, figures),
         (8, [(16, _coming()), (8, _failing())]),
         (7, [(7, _by_type()), (7, _notices()), (10, _notice_by_type())]),
         (7, [(8, _durations()), (4, _outcomes()), (4, _approvals()), (8, _notifications())]),

@@ -16,8 +16,9 @@ BY_EVENT: Final = "event_type, event_id, scope"
 
 def build() -> str:
     """Return the dashboard as JSON."""
+    figures = [(4, panel) for panel in _figures()]
     grid = frame.grid(
-        (4, [(4, panel) for panel in _figures()] + [(8, _identity())]),
+        (4, [*figures, (8, _identity())]),
         (6, [(14, _listed()), (10, _states())]),
         (7, [(6, _countdown()), (6, _durations()), (6, _interruptions()), (6, _changes())]),
         (7, [(8, _polls()), (8, _delay()), (8, _deliveries())]),
@@ -81,7 +82,7 @@ def _identity() -> Panel:
     ]
     shown = "location, zone, resource_group, scale_set, version"
     return panels.table_panel(
-        "Who it is",
+        "This VM",
         "Region, zone, resource group and scale set from IMDS, and the agent's version.",
         [
             rows(

@@ -53,7 +53,7 @@ log = logging.getLogger("notbefore.approval")
 
 
 class ListedEvents(Struct, frozen=True):
-    """What is known of the listed events, and of their approvals, at a moment."""
+    """The listed events, and their approvals, at a moment."""
 
     snapshot: AgentSnapshot
     at: Instant

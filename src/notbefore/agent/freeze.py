@@ -83,7 +83,7 @@ class FreezeMeter:
 
 
 class MeasuredGap(Struct, frozen=True):
-    """How long this VM may have stood still since the last good answer."""
+    """The time for which this VM may have stood still since the last good answer."""
 
     longest: Gap
     unmeasured: float  # the longest time that neither the meter nor a poll measured, in seconds

@@ -201,7 +201,7 @@ class AgentState:
     # ---- the main thread
 
     def note_running(self) -> None:
-        """While an event is listed, store when IMDS last answered, and that the machine runs."""
+        """Store when IMDS last answered, and that the machine runs, if an event is listed."""
         with self._lock:
             state = self._snapshot.state
             # before the first good answer of this boot, the events may be gone

@@ -44,7 +44,7 @@ class Poll(Struct, frozen=True):
 
 
 class Source(NamedTuple):
-    """Where documents come from."""
+    """The source of documents."""
 
     endpoint: str
     api_version: str

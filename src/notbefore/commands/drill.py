@@ -52,7 +52,7 @@ UNENDED: Final = "its attempt has not ended, and may still be accepted"
 
 
 class Source(Struct, frozen=True):
-    """Who sends the exercise, and for which VM."""
+    """The sender of the exercise, and the VM that it is about."""
 
     name: str  # of the VM that the exercise affects
     vm: Vm  # in the records

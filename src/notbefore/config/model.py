@@ -221,7 +221,7 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Imds(_Section, frozen=True):
-    """Where IMDS is, and how often it is polled."""
+    """The address of IMDS, and the interval of polls."""
 
     endpoint: Annotated[str, Constraint(_check_imds)] = ENDPOINT
     # if the usual endpoint does not answer, look for another (DHCP option 245)
@@ -244,7 +244,7 @@ class Records(_Section, frozen=True):
 
 
 class Server(_Section, frozen=True):
-    """Where metrics, page and API are served, ``host:port``, and who may read them."""
+    """The address that serves metrics, page and API, ``host:port``, and who may read them."""
 
     listen: Annotated[str, Constraint(host_and_port)] = "127.0.0.1:10169"
     # TLS and passwords, in the format of Prometheus's exporter-toolkit

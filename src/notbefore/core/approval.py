@@ -135,7 +135,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Decision(Struct, frozen=True):
-    """What the rules say about one event."""
+    """The decision of the rules about one event."""
 
     action: Literal["approve", "leave"]
     why: str  # in words

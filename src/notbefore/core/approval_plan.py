@@ -32,7 +32,7 @@ class Switches(Struct, frozen=True):
 
 
 class ApprovalPlan(Struct, frozen=True):
-    """What is to be done about the approval of an event."""
+    """The next step in the approval of an event."""
 
     action: PlannedAction
     decision: Decision  # of the rules

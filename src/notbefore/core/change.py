@@ -101,7 +101,7 @@ BY_RULE: Final = "rule"  # ``approval_by`` if a rule decided
 
 
 class Approval(Struct, frozen=True):
-    """Who decided on an approval, and its result."""
+    """The result of an approval, and who decided."""
 
     # the rule's name in the configuration; ``OPERATOR`` for ``notbefore approve``
     approval_rule: str

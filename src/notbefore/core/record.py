@@ -55,7 +55,7 @@ class Vm(Struct, frozen=True):
 
 
 class FleetFacts(Struct, frozen=True):
-    """What the records of many VMs together say about one event, or about a wave of events."""
+    """Facts from the records of many VMs together, about one event or a wave of events."""
 
     fleet_events: int
     fleet_vms: int  # affected ones

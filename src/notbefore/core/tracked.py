@@ -51,7 +51,7 @@ class Observation(Struct, frozen=True):
 
 
 class TrackedEvent(Struct, frozen=True):
-    """What is known of one listed event."""
+    """The known facts of one listed event."""
 
     event: Event  # as last read; a field that could not be read keeps its last value
     scope: Scope
@@ -139,7 +139,7 @@ class TrackedEvent(Struct, frozen=True):
 
 
 class Tracked(Struct, frozen=True):
-    """What the agent remembers of the document: the listed events, and the steps of events that are
+    """The agent's memory of the document: the listed events, and the steps of events that are
     gone.
     """
 
@@ -201,7 +201,7 @@ def scope_of(event: Event, vm: str | None) -> Scope:
 
 
 class PendingApproval(Struct, frozen=True):
-    """What the approval rules do with a listed event, in ``/api/v1/events``."""
+    """The decision of the approval rules on a listed event, in ``/api/v1/events``."""
 
     action: str  # one of ``approval_plan.PlannedAction``
     rule: str  # the name of the rule that decides; empty if none matches

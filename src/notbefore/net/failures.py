@@ -1,4 +1,4 @@
-"""What went wrong with an HTTP request: the error of ``requests`` as a few words."""
+"""The cause of a failed HTTP request: the error of ``requests`` as a few words."""
 
 import traceback
 from collections.abc import Iterator

@@ -18,7 +18,7 @@ PLAIN_ANSWERS: Final = (b"", b"{}", b"ok", b"success", b'{"partialsuccess":{}}')
 
 
 class PartialSuccess(Struct, frozen=True):
-    """How many data points or records the receiver rejected, and why. It does not say which."""
+    """The number of rejected data points or records, and why. The receiver does not say which."""
 
     rejected: int = 0
     reason: str = ""

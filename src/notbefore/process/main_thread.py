@@ -31,7 +31,7 @@ def _do_nothing(_number: int, _frame: object) -> None:
 
 
 class MainThread:
-    """While it is entered, SIGTERM and SIGINT end ``wait``.
+    """SIGTERM and SIGINT end ``wait`` while it is entered.
 
     SIGHUP calls ``on_hangup``, and ends it too.
     """

@@ -32,7 +32,7 @@ REPEATED_WITHIN: Final = 5.0  # seconds
 
 
 class DeliveryFaults(Struct, frozen=True):
-    """How messages are delivered: seconds, and a number of repetitions."""
+    """Faults in the delivery of messages: seconds, and a number of repetitions."""
 
     late: float = 0.0
     reorder: float = 0.0

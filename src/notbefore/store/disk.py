@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Unwritten(NamedTuple):
-    """What the next transaction writes."""
+    """The content of the next transaction."""
 
     content: Content  # the file holds this afterwards
     changes: Sequence[StoredChange]  # to add to the history

@@ -1,5 +1,5 @@
-"""Who may read: ``Access`` has the web configuration in use, ``AccessControl`` checks each request
-against it.
+"""Access control: ``Access`` has the web configuration in use, and ``AccessControl`` checks each
+request against it.
 
 The file has the format of Prometheus's exporter-toolkit. The file and the certificates that it
 names are checked for changes at each handshake and each request. A new version that is wrong, or
@@ -189,7 +189,7 @@ class Loaded(Struct, frozen=True):
 
 
 class Access:
-    """Who may read, by the present web configuration. Safe for several threads.
+    """Decides who may read, by the present web configuration. Safe for several threads.
 
     The constructor raises ``ConfigError`` if the file cannot be used.
     """

@@ -1,4 +1,4 @@
-"""What the approval rules do with a listed event, in words. Pure."""
+"""The decision of the approval rules on a listed event, in words. Pure."""
 
 from datetime import datetime
 
