@@ -42,7 +42,7 @@ def build() -> str:
         (3, figures),
         (8, [(16, _coming()), (8, _failing())]),
         (7, [(7, _by_type()), (7, _notices()), (10, _notice_by_type())]),
-        (7, [(8, _durations()), (4, _outcomes()), (4, _approvals()), (8, _notifications())]),
+        (7, [(9, _durations()), (3, _outcomes()), (3, _approvals()), (9, _notifications())]),
     )
     return frame.dashboard_json(
         "notbefore-fleet",
@@ -222,24 +222,21 @@ def _durations() -> Panel:
     created = f"{INTERRUPTION}_created"
     hits = queries.grown_by("event_type", f"{INTERRUPTION}_count", created)
     table_queries = [
-        rows(_median_by_type(SCHEDULED_DURATION), "scheduled"),
-        rows(_median_by_type(STARTED_DURATION), "started"),
+        rows(_mean_by_type(SCHEDULED_DURATION), "scheduled"),
+        rows(_mean_by_type(STARTED_DURATION), "started"),
         rows(
             "avg by (event_type)"
             f" ({each_event('azure_scheduled_event_expected_interruption_seconds')})",
             "expected",
         ),
         rows(hits, "hits"),
-        rows(
-            f"{queries.grown_by('event_type', f'{INTERRUPTION}_sum', created)} / ({hits} > 0)",
-            "mean",
-        ),
+        rows(_mean_by_type(INTERRUPTION), "mean"),
         rows(quantile_by("event_type", 0.95, INTERRUPTION, created), "p95"),
     ]
     columns = [
         Column("event_type", "Type"),
-        Column("Value #scheduled", "Scheduled", "s", decimals=0),
-        Column("Value #started", "Started", "s", decimals=0),
+        Column("Value #scheduled", "Scheduled", "s", decimals=1),
+        Column("Value #started", "Started", "s", decimals=1),
         Column("Value #expected", "Expected", "s", decimals=1),
         Column("Value #hits", "Count", "short", decimals=0, width=60),
         Column("Value #mean", "Mean", "s", decimals=1),
@@ -247,18 +244,20 @@ def _durations() -> Panel:
     ]
     return panels.table_panel(
         "Durations and interruptions",
-        "Scheduled: the median time from the first sight of an event to its start. Started: that"
-        " from its start to its end. Both are estimated from buckets, and count an event once for"
-        " each VM that saw both moments. Expected: the mean DurationInSeconds of the events in the"
-        " time range that have one. Count: interruptions that VMs measured, with their mean and"
-        " 95th percentile.",
+        "Scheduled: the mean time from the first sight of an event to its start. Started: that from"
+        " its start to its end. Both count an event once for each VM that saw both moments."
+        " Expected: the mean DurationInSeconds of the events in the time range that have one."
+        " Count: interruptions that VMs measured, with their mean and 95th percentile.",
         table_queries,
         columns,
     )
 
 
-def _median_by_type(histogram: str) -> str:
-    return quantile_by("event_type", 0.5, histogram, f"{histogram}_created")
+def _mean_by_type(histogram: str) -> str:
+    created = f"{histogram}_created"
+    total = queries.grown_by("event_type", f"{histogram}_sum", created)
+    count = queries.grown_by("event_type", f"{histogram}_count", created)
+    return f"{total} / ({count} > 0)"
 
 
 def _outcomes() -> Panel:

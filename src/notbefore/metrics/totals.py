@@ -63,7 +63,7 @@ class Histogram(Struct, frozen=True):
 # the notices that Azure promises, by type
 NOTICE_BOUNDS: Final = (0.0, 30.0, 60.0, 300.0, 600.0, 900.0, 3_600.0, 86_400.0)
 # Azure starts most events soon after the promised notice, and an approved one at once
-SCHEDULED_BOUNDS: Final = (10.0, 30.0, 60.0, 300.0, 600.0, 900.0, 1_200.0, 3_600.0, 86_400.0)
+SCHEDULED_BOUNDS: Final = (10.0, 30.0, 60.0, 300.0, 600.0, 900.0, 960.0, 3_600.0, 86_400.0)
 # Azure lists a started event for some minutes, also a freeze of seconds
 STARTED_BOUNDS: Final = (10.0, 30.0, 60.0, 300.0, 600.0, 900.0, 1_800.0, 3_600.0, 86_400.0)
 # a freeze takes some seconds, a reboot minutes
