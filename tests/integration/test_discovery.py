@@ -42,6 +42,24 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> str:
     return usual_is(f"http://127.0.0.1:{free_port()}", monkeypatch)
 
 
+def test_registry_of_windows_is_tried_after_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = tmp_path / "run/systemd/netif/leases/2"
+    lease.parent.mkdir(parents=True)
+    lease.write_bytes((LEASES / "networkd").read_bytes())
+    monkeypatch.setattr(elsewhere, "registry_address", lambda: "192.0.2.7")
+
+    places = list(candidates({"SCHEDULEDEVENTSIP": " http://192.0.2.1:8080 "}, tmp_path))
+
+    assert places == [
+        ("the usual address", "http://169.254.169.254"),
+        ("SCHEDULEDEVENTSIP", "http://192.0.2.1:8080"),
+        ("the registry", "http://192.0.2.7"),
+        (str(lease), "http://98.76.54.32"),
+    ]
+
+
 def test_candidates_are_read_from_each_place_in_order(tmp_path: Path) -> None:
     for file, place in (
         ("networkd", "run/systemd/netif/leases/2"),

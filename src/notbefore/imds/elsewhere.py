@@ -1,14 +1,15 @@
 """Find IMDS for a VM without 169.254.169.254: places that may contain its address, and whether IMDS
 answers there.
 
-An address from a lease or the environment is only a candidate. It is used if it answers with a
-Scheduled Events document. In a lease it is DHCP option 245; a value that is not an IPv4 address is
-ignored.
+An address from a lease, the environment or the registry is only a candidate. It is used if it
+answers with a Scheduled Events document. In a lease it is DHCP option 245; a value that is not an
+IPv4 address is ignored.
 """
 
 import ipaddress
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -19,6 +20,9 @@ from notbefore.errors import ConfigError, DocumentError, ImdsError
 from notbefore.imds.client import ImdsClient, events_path
 
 VARIABLE: Final = "SCHEDULEDEVENTSIP"  # the name in Microsoft's sample
+# where that sample writes the address on Windows, if it is asked to, in HKEY_LOCAL_MACHINE
+REGISTRY_KEY: Final = r"Software\ScheduledEvents"
+REGISTRY_VALUE: Final = "ScheduledEventsIp"
 PROBE_TIMEOUT: Final = 10.0  # seconds
 MAX_FILES: Final = 32
 MAX_LEASE: Final = 256 * 1024  # bytes; dhclient appends to its file for ever
@@ -43,15 +47,41 @@ def candidates(
     """Yield the endpoints where IMDS may be, as (place, endpoint), in the order to try them."""
     yield "the usual address", ENDPOINT
 
-    address = environment.get(VARIABLE, "")
-    if "://" in address:
-        yield VARIABLE, address
-    elif address:
-        yield VARIABLE, f"http://{address}"
+    address = environment.get(VARIABLE, "").strip()
+    if address:
+        yield VARIABLE, _endpoint(address)
+    address = registry_address()
+    if address:
+        yield "the registry", _endpoint(address)
 
     for pattern in LEASES:
         with suppress(OSError):  # a file is gone, or cannot be read
             yield from _newest_lease(root, pattern)
+
+
+def _endpoint(address: str) -> str:
+    if "://" in address:
+        return address
+    return f"http://{address}"
+
+
+if sys.platform == "win32":
+    import winreg
+
+    def registry_address() -> str:
+        """Return the address in the registry of Windows; empty without one."""
+        try:
+            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, REGISTRY_KEY) as key:
+                value, _type = winreg.QueryValueEx(key, REGISTRY_VALUE)
+        except OSError:  # there is no such key or value
+            return ""
+        return value.strip() if isinstance(value, str) else ""
+
+else:
+
+    def registry_address() -> str:
+        """Return nothing: only Windows has a registry."""
+        return ""
 
 
 def _newest_lease(root: Path, pattern: str) -> Iterator[tuple[str, str]]:
