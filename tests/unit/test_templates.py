@@ -10,6 +10,7 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import (
     Alertmanager,
     Command,
+    Email,
     Links,
     Messages,
     SinkConfig,
@@ -28,7 +29,7 @@ from notbefore.config.template import (
 from notbefore.core.message import Message, Templated
 from notbefore.core.record import Heartbeat
 from notbefore.courier.html_mail import html_of
-from notbefore.courier.sinks import slack
+from notbefore.courier.sinks import email, slack
 from notbefore.courier.templates import Rendering, Templates
 from notbefore.wording.records import heartbeat_of
 from notbefore.wording.texts import text_of
@@ -212,6 +213,16 @@ def test_mail_has_only_the_body_of_a_template() -> None:
     assert "First &lt;line&gt;<br>second" in html
     assert "wiki.example.org" not in html
     assert "Delivery" not in html
+
+
+def test_title_of_a_template_is_the_subject_of_a_mail() -> None:
+    account = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
+    sent = render(CHAT, title="[PROD] {{ record['azure.scheduled_event.type'] }}").message
+
+    mail = email.compose(sent, text_of(sent, Messages()), account)
+
+    assert mail["Subject"] == "[PROD] Freeze"
+    assert mail["Thread-Topic"] == "[PROD] Freeze"
 
 
 def test_failing_template_is_left_out_and_named() -> None:

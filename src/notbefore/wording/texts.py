@@ -69,7 +69,8 @@ class Text(Struct, frozen=True):
     title: str
     summary: str
     delivery_id: str
-    topic: str = ""  # the event in words that are the same in all its messages
+    # the event in words that are the same in all its messages; or the title of a template
+    topic: str = ""
     advice: str = ""  # what to do
     facts: tuple[Fact, ...] = ()
     links: tuple[Fact, ...] = ()  # name and address
@@ -112,7 +113,8 @@ def text_of(message: Message, additions: Additions) -> Text:
     text = _built_in(message, additions)
     templated = message.templated
     if templated.title is not None:
-        text = replace(text, title=one_line(templated.title))
+        title = one_line(templated.title)
+        text = replace(text, title=title, topic=title)
     if templated.body is not None:
         text = replace(text, summary=templated.body, advice="", facts=(), has_own_body=True)
     return text
