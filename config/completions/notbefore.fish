@@ -50,7 +50,7 @@ function _shtab_notbefore_using
   test "$_shtab_notbefore_cmdpath" = "$argv"
 end
 
-set -g _shtab_notbefore_commands run fleet 'fleet drill' 'fleet outbox' 'fleet outbox list' 'fleet outbox show' 'fleet outbox retry' 'fleet outbox drop' 'fleet mute' 'fleet report' check-config events history health drill approve outbox 'outbox list' 'outbox show' 'outbox retry' 'outbox drop' simulate demo
+set -g _shtab_notbefore_commands run fleet 'fleet approve' 'fleet drill' 'fleet outbox' 'fleet outbox list' 'fleet outbox show' 'fleet outbox retry' 'fleet outbox drop' 'fleet mute' 'fleet report' check-config events history health drill approve outbox 'outbox list' 'outbox show' 'outbox retry' 'outbox drop' simulate demo
 set -g _shtab_notbefore_opts_with_value --by --ca-file --cert-file --comment --config --end --event-grid --event-grid-fault --event-grid-schema --fault --for --imds --key-file --listen --log-level --match --password-file --reason --refuse-version --render --scenario --since --sink --socket --speed --state-dir --unchanged --url --user --vm --wait
 
 complete -c notbefore -e
@@ -71,7 +71,17 @@ complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npo
 complete -c notbefore -n '_shtab_notbefore_using fleet' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using fleet' -l listen -x -d 'server.listen: where to serve'
 complete -c notbefore -n '_shtab_notbefore_using fleet' -l state-dir -xka "(__fish_complete_directories)" -d 'state.dir: the directory of the outbox; each instance has its own'
+complete -c notbefore -n '_shtab_notbefore_using fleet' -l allow-approval -d 'permit `notbefore fleet approve`; fleet.approval.enabled must be true as well'
 complete -c notbefore -n '_shtab_notbefore_using fleet' -l log-level -x -d 'log.level: debug, info, warn, warning, error'
+complete -c notbefore -n '_shtab_notbefore_using fleet; and test $_shtab_notbefore_npos -eq 0' -a approve -d 'let Azure start an event of the fleet now, for all VMs that it affects'
+complete -c notbefore -n '_shtab_notbefore_using fleet approve' -s h -l help -d 'show this help message and exit'
+complete -c notbefore -n '_shtab_notbefore_using fleet approve' -l yes -d 'approve without asking for confirmation'
+complete -c notbefore -n '_shtab_notbefore_using fleet approve' -l reason -x -d 'why, for the record'
+complete -c notbefore -n '_shtab_notbefore_using fleet approve' -l without-resources -d 'approve the event even if its Resources name no VM'
+complete -c notbefore -n '_shtab_notbefore_using fleet approve' -l unchanged -xka "(__fish_complete_path (commandline -ct))" -d 'only if the event is still as in this record: a file with its JSON, or - for standard input'
+complete -c notbefore -n '_shtab_notbefore_using fleet approve' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'the configuration of an instance of `notbefore fleet`, which names the state directory'
+complete -c notbefore -n '_shtab_notbefore_using fleet approve' -l state-dir -xka "(__fish_complete_directories)" -d 'the state directory of an instance of `notbefore fleet`, whatever the configuration says'
+complete -c notbefore -n '_shtab_notbefore_using fleet approve' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the control socket of an instance of `notbefore fleet`, control.sock in its state directory'
 complete -c notbefore -n '_shtab_notbefore_using fleet; and test $_shtab_notbefore_npos -eq 0' -a drill -d 'send an exercise through the routes and sinks of a running instance'
 complete -c notbefore -n '_shtab_notbefore_using fleet drill' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using fleet drill' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'another way to write CONFIG'

@@ -56,10 +56,9 @@ def configured(directory: Path, hub: Hub, sink: str, **fleet: Any) -> Path:
 
 
 class RunningFleet(RunningAgent):
-    """``notbefore fleet CONFIG``."""
+    """``notbefore fleet CONFIG``, with further options."""
 
-    def __init__(self, config: Path, state: Path) -> None:  # it does not watch an IMDS
-        self._start(
-            [*self.before(state), sys.executable, "-m", "notbefore", "fleet", str(config)], state
-        )
+    def __init__(self, config: Path, state: Path, *words: str) -> None:  # it watches no IMDS
+        command = [sys.executable, "-m", "notbefore", "fleet", str(config), *words]
+        self._start([*self.before(state), *command], state)
         self.read()

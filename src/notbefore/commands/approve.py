@@ -37,12 +37,13 @@ class ScopeWords(NamedTuple):
 SCOPE_WORDS: Final = {
     "self": ScopeWords("this", ""),
     "peer": ScopeWords("ANOTHER", ", and this VM is none of them"),
+    "fleet": ScopeWords("the", ""),
 }
 UNKNOWN_SCOPE: Final = ScopeWords("perhaps this", ", perhaps this one")  # this VM has no name yet
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the event, the confirmation, the record, and the state directory."""
+def add_arguments(parser: argparse.ArgumentParser, owner: str = "the agent") -> None:
+    """Add the event, the confirmation, the record, and the state directory of the owner."""
     parser.add_argument("event_id", metavar="EVENT_ID", help="see `notbefore events`")
     parser.add_argument(
         "--yes", action="store_true", help="approve without asking for confirmation"
@@ -61,18 +62,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             " input"
         ),
     )
-    add_state(parser)
+    add_state(parser, owner)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the event, ask, and approve it; return the exit code. Raises ``NotBeforeError``."""
+    config = load_configuration(options, sending=False)
+    return approve(options, state_directory(options, config))
+
+
+def approve(options: argparse.Namespace, directory: Path) -> int:
+    """Ask the owner of a state directory to show the event, and to approve it; the rest is as in
+    ``run``.
+    """
     expected: Record | None = None
     if options.unchanged is not None:
         expected = _read_record(options.unchanged)
     if len(options.reason) > MAX_REASON:
         raise ConfigError(f"--reason: expected at most {MAX_REASON} characters")
-    config = load_configuration(options, sending=False)
-    directory = state_directory(options, config)
 
     shown = ask_agent(directory, ControlRequest(options.event_id), ControlReply)
     if shown.event is None:

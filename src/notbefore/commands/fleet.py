@@ -22,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="state.dir: the directory of the outbox; each instance has its own",
     )
+    parser.add_argument(
+        "--allow-approval",
+        action="store_true",
+        help="permit `notbefore fleet approve`; fleet.approval.enabled must be true as well",
+    )
     add_log_level(parser)
 
 
@@ -34,7 +39,12 @@ def run(options: argparse.Namespace) -> int:
     check_extra("fleet")
     from notbefore.fleet.instance import FleetInstance  # the extra `fleet` may not be installed
 
-    return FleetInstance(config, check_arguments(options, "fleet")).run()
+    instance = FleetInstance(
+        config,
+        check_arguments(options, "fleet"),
+        allow_approval=options.allow_approval,
+    )
+    return instance.run()
 
 
 # ---- for the commands that ask an instance

@@ -52,6 +52,7 @@ DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/
 COMMANDS: Final = {
     "run": "watch the events of this VM; serve metrics, page and API",
     "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
+    "fleet approve": "let Azure start an event of the fleet now, for all VMs that it affects",
     "fleet drill": "send an exercise through the routes and sinks of a running instance",
     "fleet outbox": "look at the deliveries of a running instance: list, show, retry, drop",
     "fleet mute": "send no notifications of some events for a time",

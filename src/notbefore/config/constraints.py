@@ -136,6 +136,16 @@ LinkUrl = Annotated[  # Alertmanager refuses every alert with a link that has a 
 HttpUrl = Annotated[
     LinkUrl, expect(_has_no_query, "the address alone: what follows `?` may be a key")
 ]
+ManagementUrl = Annotated[  # requests to it have a token
+    HttpUrl,
+    matching(
+        r"https://[^/]+/?|http://(?:127\.0\.0\.1|localhost)(?::[0-9]+)?/?",
+        "https://HOST (http only on loopback)",
+    ),
+]
+AzureVersion = Annotated[
+    str, matching(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:-preview)?", "YYYY-MM-DD or YYYY-MM-DD-preview")
+]
 HostName = Annotated[
     str,
     matching(

@@ -11,8 +11,10 @@ from msgspec import Meta, Struct, field
 
 from notbefore.config.constraints import (
     MAX_PORT,
+    AzureVersion,
     Constraint,
     HttpUrl,
+    ManagementUrl,
     SecretUrl,
     StorageConnection,
     between,
@@ -89,6 +91,18 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
+class FleetApproval(Struct, frozen=True, forbid_unknown_fields=True):
+    """The section ``fleet.approval``, for `notbefore fleet approve EVENT_ID`; it uses the identity
+    of `hub`.
+    """
+
+    enabled: bool = False  # also needs `notbefore fleet CONFIG --allow-approval`
+    # of Azure Resource Manager; another one in sovereign clouds
+    endpoint: ManagementUrl = "https://management.azure.com"
+    # of Azure's Maintenance resource provider
+    api_version: AzureVersion = "2023-10-01-preview"
+
+
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The section ``fleet``."""
 
@@ -117,6 +131,7 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     inventory_file: str | None = None  # the expected VMs, one per line
     # a VM of the inventory that is silent for this long is missing
     missing_after: Duration = Duration("15m")
+    approval: FleetApproval = FleetApproval()
 
     def __post_init__(self) -> None:
         mistakes: list[str] = []

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from azure.core.exceptions import AzureError
@@ -28,6 +29,7 @@ from notbefore.errors import ConfigError
 from notbefore.fleet.instance_state import InstanceState, Reading, state_of
 from notbefore.fleet.keeper import Held, HubClock, Keeper, Parts
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
+from notbefore.fleet.open_events import OpenEvent, open_events
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
 from notbefore.fleet.snapshot_store import LostPartitionError
@@ -92,6 +94,16 @@ class Consumer:
         """Return the state with what other instances wrote some seconds ago."""
         self._ask(self.keeper.others.look, OTHERS_SECONDS)
         return self.state()
+
+    def open_events(self, event_id: str) -> list[OpenEvent]:
+        """Return the events with an EventId that are open in the partitions of this instance."""
+        events: list[OpenEvent] = []
+
+        self._ask(partial(self._find, event_id, events), STATE_SECONDS)
+        return events
+
+    async def _find(self, event_id: str, events: list[OpenEvent]) -> None:
+        events += open_events(self.keeper.folds, event_id, self._parts.clock.now())
 
     def _ask(self, do: Callable[[], Coroutine[Any, Any, None]], patience: float) -> None:
         """Let the event loop do something, and wait for it for ``patience`` seconds at most."""

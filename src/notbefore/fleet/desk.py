@@ -1,6 +1,7 @@
 """``FleetDesk``: answers the requests that commands send to an instance through its socket."""
 
 from notbefore.errors import NotBeforeError
+from notbefore.fleet.approver import FleetApprover
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.process.control_socket import ControlReply, ControlRequest
@@ -21,12 +22,15 @@ class FleetDesk:
     no snapshot has it, and it ends with this process.
     """
 
-    def __init__(self, outbox: FleetOutbox, consumer: Consumer) -> None:
+    def __init__(self, outbox: FleetOutbox, consumer: Consumer, approver: FleetApprover) -> None:
         self._outbox = outbox
         self._consumer = consumer
+        self._approver = approver
 
-    def answer(self, request: ControlRequest | Request, _user: str) -> ControlReply | Reply:
-        """Answer a request. Raises ``NotBeforeError`` to refuse it."""
+    def answer(self, request: ControlRequest | Request, user: str) -> ControlReply | Reply:
+        """Answer a request of ``user``. Raises ``NotBeforeError`` to refuse it."""
+        if isinstance(request, ControlRequest):
+            return self._approver.answer(request, user)
         if isinstance(request, ExerciseRequest):
             exercise(self._outbox, request)
             request = OutboxRequest("show", event_key=request.event_key)

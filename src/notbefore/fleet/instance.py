@@ -16,12 +16,14 @@ from notbefore.config.model import Config, FleetConfig
 from notbefore.courier.sinks.event_hub import make_credential
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError, StoreError
+from notbefore.fleet.approver import FleetApprover
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.desk import FleetDesk
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import HubClock, Parts
+from notbefore.fleet.maintenance import MaintenanceProvider
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.snapshot_store import FileSnapshots, Snapshots
 from notbefore.process.control_socket import ControlSocket
@@ -45,7 +47,13 @@ class FleetInstance:
     Raises ``StoreError``, ``ListenError`` or ``ConfigError`` if it cannot start.
     """
 
-    def __init__(self, config: Config, check_arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        check_arguments: Sequence[str] = (),
+        *,
+        allow_approval: bool = False,
+    ) -> None:
         fleet = config.fleet
         if fleet is None:
             raise ConfigError(
@@ -85,7 +93,9 @@ class FleetInstance:
         # to those who ask, and to the commands
         self._view = FleetView(config, self._consumer, parts, self._supervisor)
         self._server = HttpServer(config.server, self._view.app)
-        self._control = ControlSocket(directory, FleetDesk(outbox, self._consumer))
+        provider = _make_provider(fleet)
+        approver = FleetApprover(provider, self._consumer, parts, allowed=allow_approval)
+        self._control = ControlSocket(directory, FleetDesk(outbox, self._consumer, approver))
         self._systemd = SystemdNotifier()
 
     def run(self) -> int:
@@ -162,6 +172,12 @@ def _make_history(fleet: FleetConfig, directory: Path) -> History:
     if fleet.history_keep is None:
         return History(directory)
     return History(directory, fleet.history_keep.seconds)
+
+
+def _make_provider(fleet: FleetConfig) -> MaintenanceProvider | None:
+    if not fleet.approval.enabled:
+        return None
+    return MaintenanceProvider(fleet.approval, fleet.hub)
 
 
 def _make_inventory(fleet: FleetConfig) -> Inventory | None:

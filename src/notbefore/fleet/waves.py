@@ -666,13 +666,14 @@ def _notification(
         change=_change(wave, event, kind, standing, now),
         vm=vm_of(place, event.resources),
         place=place,
-        facts=_facts(stories),
+        facts=facts_of(stories),
         exercise=any(story.exercise for story in stories),
         routed=wave.routed,
     )
 
 
-def _facts(stories: list[Story]) -> FleetFacts:
+def facts_of(stories: list[Story]) -> FleetFacts:
+    """Return what all reports of these stories, of which there is at least one, show together."""
     progress = by_progress(stories)
     vms: set[str] = set()
     for story in _named(stories):

@@ -139,7 +139,7 @@ def make_credential(settings: EventHub) -> Any:
     """
     if settings.connection_string is not None:
         return None
-    _keep_proxy_from_tokens()
+    keep_proxy_from_tokens()
     from azure.identity.aio import (  # noqa: PLC0415 - 14 MB, not needed with a connection string
         DefaultAzureCredential,
         ManagedIdentityCredential,
@@ -152,7 +152,7 @@ def make_credential(settings: EventHub) -> Any:
     return DefaultAzureCredential()
 
 
-def _keep_proxy_from_tokens() -> None:
+def keep_proxy_from_tokens() -> None:
     """Let the SDK ask IMDS for tokens directly, not through `HTTP_PROXY`, without encryption."""
     direct_hosts = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
     if direct_hosts != "*" and IMDS_HOST not in direct_hosts:
