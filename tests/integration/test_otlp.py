@@ -222,8 +222,8 @@ def test_results_of_exports_are_counted_and_logged_once(
     assert logged == [
         "OTLP metrics: the receiver rejected a part of an export: too old for ***",
         (
-            f"OTLP metrics: the export failed, and is tried again: {key} cannot be read: No such"
-            " file or directory"
+            "OTLP metrics: the export failed, and is tried again: the secret's file is missing in"
+            f" {key.parent}"
         ),
         "OTLP metrics: exports are accepted again",
     ]

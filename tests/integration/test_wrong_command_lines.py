@@ -43,6 +43,17 @@ def test_configuration_in_two_ways_is_refused(capsys: pytest.CaptureFixture[str]
     assert "CONFIG is given twice" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["check-config", ""], ["run", "--config", ""]])
+def test_empty_configuration_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(words)
+
+    assert ended.value.code == 2
+    assert "expected a file, got an empty text" in capsys.readouterr().err
+
+
 def test_mistake_in_an_option_names_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--imds", "ftp://127.0.0.1"]) == 2
 

@@ -203,6 +203,32 @@ def test_missing_secret_is_accepted_when_nothing_is_sent(tmp_path: Path) -> None
     assert "a" in config.sinks
 
 
+@pytest.mark.parametrize("address", ["http://127.0.0.1/x", "https://10.0.0.4", "http://localhost"])
+def test_private_webhook_is_refused_when_the_configuration_is_loaded(
+    tmp_path: Path, address: str
+) -> None:
+    path = write(tmp_path, f"sinks: {{a: {{webhook: {{url: '{address}'}}}}}}\n")
+
+    with pytest.raises(ConfigError, match=r"sinks.a.webhook.url: .* is not a public address"):
+        load(path, {}, {})
+
+
+def test_private_webhook_is_loaded_when_it_is_allowed(tmp_path: Path) -> None:
+    path = write(tmp_path, "sinks: {a: {webhook: {url: 'http://10.0.0.4', allow_private: true}}}\n")
+
+    config = load(path, {}, {})
+
+    assert "a" in config.sinks
+
+
+def test_name_of_a_webhook_is_not_resolved_when_it_is_loaded(tmp_path: Path) -> None:
+    path = write(tmp_path, "sinks: {a: {webhook: {url: 'http://host.invalid/x'}}}\n")
+
+    config = load(path, {}, {})
+
+    assert "a" in config.sinks
+
+
 def test_file_paths_are_relative_to_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").touch()
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -25,9 +24,8 @@ from notbefore.config.sinks import REQUEST_TEMPLATE
 from notbefore.config.yaml_file import Places
 from notbefore.core.text import escaped
 from notbefore.courier.sinks import try_out
-from notbefore.errors import ConfigError, Mistake, SendError
+from notbefore.errors import ConfigError, Mistake
 from notbefore.logs import set_up
-from notbefore.net.addresses import check_address
 from notbefore.web.access import Access
 
 EVERY_SINK: Final = ""  # the value of ``--render`` alone
@@ -156,7 +154,6 @@ def _examine(options: argparse.Namespace) -> tuple[Config, Places]:
         check_extra("fleet")
     _check_installation(options.starting)
 
-    mistakes += _private_webhooks(config, places)
     mistakes += _impossible_state_dir(config, places)
     mistakes += _unusable_sinks(config, places)
     mistakes += _open_access(config, places)
@@ -220,23 +217,3 @@ def _open_access(config: Config, places: Places) -> Iterable[Mistake]:
             text = text.removeprefix("server.listen: ")
         return [Mistake(places.nearest(key), key, text)]
     return []
-
-
-def _private_webhooks(config: Config, places: Places) -> Iterator[Mistake]:
-    """Yield a mistake for each webhook whose address no message may be sent to.
-
-    Host names are not resolved: that would need a connection.
-    """
-    for name, sink in config.sinks.items():
-        if sink.webhook is None or sink.webhook.allow_private:
-            continue
-        host = urlsplit(sink.webhook.url.reveal()).hostname or ""
-        if host == "localhost" or host.endswith(".localhost"):
-            host = "127.0.0.1"
-        key = f"sinks.{name}.webhook.url"
-        try:
-            check_address(host)
-        except SendError as error:
-            yield Mistake(places.nearest(key), key, str(error))
-        except ValueError:  # a host name
-            continue

@@ -69,18 +69,24 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+def _file(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a file, got an empty text")
+    return Path(text)
+
+
 def add_config_file(parser: argparse.ArgumentParser, text: str) -> None:
     """Add the file of the configuration, as CONFIG or as ``--config CONFIG``."""
     parser.add_argument(
         "config",
         nargs="?",
         action=_Once,
-        type=Path,
+        type=_file,
         metavar="CONFIG",
         help=text,
     )
     parser.add_argument(
-        "--config", action=_Once, type=Path, metavar="CONFIG", help="another way to write CONFIG"
+        "--config", action=_Once, type=_file, metavar="CONFIG", help="another way to write CONFIG"
     )
 
 

@@ -10,15 +10,17 @@ is never printed.
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from notbefore.config.addresses import not_public
 from notbefore.config.extras import check_installed
 from notbefore.config.model import Config, Otlp
 from notbefore.config.otel import resolved
 from notbefore.config.reading import Reader
 from notbefore.config.shown import meant, shown
-from notbefore.config.sinks import EventHub, OtlpConnection, SinkSettings
+from notbefore.config.sinks import EventHub, OtlpConnection, SinkSettings, Webhook
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, ConfigPlace, Mistake
@@ -92,6 +94,23 @@ class _SinkChecks(Struct, frozen=True):
                 yield str(error)
         if isinstance(settings, EventHub) and self._names_no_hub(settings):
             yield "connection_string: expected EntityPath=HUB in it, or the key `hub` next to it"
+        if isinstance(settings, Webhook) and not settings.allow_private:
+            reason = self._why_private(settings)
+            if reason:
+                yield f"url: {reason}"
+
+    def _why_private(self, settings: Webhook) -> str:
+        """Return why no message may be sent to a webhook's address; an empty text if one may.
+
+        Host names are not resolved: that would need a connection.
+        """
+        host = urlsplit(settings.url.reveal(self.environment)).hostname or ""
+        if host == "localhost" or host.endswith(".localhost"):
+            host = "127.0.0.1"
+        try:
+            return not_public(host)
+        except ValueError:  # a host name
+            return ""
 
     def _names_no_hub(self, settings: EventHub) -> bool:
         if settings.hub or settings.connection_string is None:

@@ -33,6 +33,7 @@ NOTHING: Final = "the value is empty: write one, or leave the line out for the d
 SECTION: Final = "keys with values below it, `key: value`"
 LIST: Final = "a list, [ONE, TWO] or lines that begin with `- `"
 WORDS: Final = {str: "text", int: "a whole number", bool: "true or false"}
+NUMBER: Final = re.compile(r"[-+]?\d+(?:\.\d+)?", re.ASCII)
 # a key, or a path of keys, at the beginning of a mistake
 KEY_PATH: Final = re.compile(r"[a-z]\w*(?:\.\w+)*", re.ASCII)
 
@@ -333,6 +334,13 @@ def _unlike(value: Any, expected: str) -> ValueError:
         got = "a list"
     elif isinstance(value, str):
         got = "text"
-        if expected in WORDS.values() and len(value) <= LONGEST_SHOWN:
-            got = repr(str(value))
+        if expected in WORDS.values():
+            if len(value) <= LONGEST_SHOWN:
+                got = repr(str(value))
+        elif NUMBER.fullmatch(value):
+            got = "a number"
+        elif value in ("true", "false"):
+            got = "true or false"
+    if expected == SECTION and isinstance(value, str) and missing_blank(value):
+        return ValueError(missing_blank(value))
     return ValueError(f"expected {expected}, got {got}")

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from notbefore.config.regular_file import open_file
-from notbefore.config.shown import shown
+from notbefore.config.shown import VARIABLE
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
@@ -62,10 +62,15 @@ class Secret:
         if self.source == "env":
             text = environment.get(self._reference, "")
             if not text:
-                name = shown(self._reference)  # it may be the secret, by mistake
-                raise ConfigError(f"the environment variable {name} is not set, or empty")
+                raise ConfigError(f"{self._named_variable()} is not set, or empty")
             return text
         return _read(self._path(environment))
+
+    def _named_variable(self) -> str:
+        """Return words for the environment variable; its name may be the secret, by mistake."""
+        if VARIABLE.fullmatch(self._reference):
+            return f"the environment variable {self._reference}"
+        return "the environment variable that it names"
 
     def file(self, environment: Mapping[str, str] = os.environ) -> Path | None:
         """Return the file that holds it, or ``None``."""
@@ -143,18 +148,26 @@ def _check_reference(source: Source, reference: str) -> None:
 
 
 def _read(path: Path) -> str:
-    shown_path = path.with_name(shown(path.name))  # the name may be the secret, by mistake
     try:
         with open_file(path) as file:
             data = file.read(MAX_SECRET + 1)
         # -sig: editors of Windows may begin a file with a mark
         text = data.decode("utf-8-sig").rstrip("\r\n")
+    except FileNotFoundError:
+        # the name may be the secret, by mistake
+        raise ConfigError(f"the secret's file is missing in {_nearest_directory(path)}") from None
     except OSError as error:
-        raise ConfigError(f"{shown_path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"{shown_path} is not UTF-8 text") from None
+        raise ConfigError(f"{path} is not UTF-8 text") from None
     if not text or len(data) > MAX_SECRET:
-        raise ConfigError(
-            f"{shown_path}: expected a secret of 1 to {MAX_SECRET} bytes, got {len(data)}"
-        )
+        raise ConfigError(f"{path}: expected a secret of 1 to {MAX_SECRET} bytes, got {len(data)}")
     return text
+
+
+def _nearest_directory(path: Path) -> Path:
+    """Return the nearest directory above a path that exists: the others may be the secret."""
+    for directory in path.parents:
+        if directory.is_dir():
+            return directory
+    return path.parents[-1]
