@@ -234,6 +234,16 @@ def test_agent_works_in_memory_without_a_state_directory(imds: Simulator, tmp_pa
     assert len(read_records(tmp_path / "state")) == 1
 
 
+def test_agent_reports_a_state_directory_that_cannot_be_created(imds: Simulator) -> None:
+    with RunningAgent(imds.endpoint, Path("/proc/notbefore")).at_once() as agent:
+        eventually(lambda: agent.answers("/healthz"))
+
+        status, reasons = get(agent.port, "/readyz")
+
+    assert status == 503
+    assert b"No such file or directory: '/proc/notbefore'" in reasons
+
+
 def test_second_agent_does_not_share_the_state_of_the_first(
     imds: Simulator, tmp_path: Path
 ) -> None:

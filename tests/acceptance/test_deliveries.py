@@ -231,6 +231,23 @@ def test_killed_drill_sends_nothing_and_reloaded_drill_claims_nothing(
         assert "it is not known who was reached" in drill.result().stderr
 
 
+def test_drill_leaves_no_attempts_when_its_time_is_over(
+    imds: Simulator, hook: HttpPeer, place: Place
+) -> None:
+    hook.default = Say(how="hang")
+    config = place.write({"hook": webhook(hook.url, timeout="3500ms")})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.listens()
+
+        done = place.drill(config, "--wait", "1s")
+        attempts = len(hook.requests)
+
+        assert done.returncode == 1
+        eventually(lambda: place.outbox("list") == "The outbox is empty.\n")
+        assert len(hook.requests) == attempts
+        assert "its attempt did not end in time" in done.stdout
+
+
 def pager(found: PagerDuty) -> dict[str, Any]:
     return {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{found.url}/v2/enqueue"}}
 

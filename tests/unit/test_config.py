@@ -229,6 +229,18 @@ def test_name_of_a_webhook_is_not_resolved_when_it_is_loaded(tmp_path: Path) -> 
     assert "a" in config.sinks
 
 
+@pytest.mark.parametrize("key", ["state: {dir: PATH}", "sinks: {a: {slack: {url_file: PATH}}}"])
+def test_path_that_the_system_refuses_causes_no_traceback(
+    tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, key.replace("PATH", f"/{'x' * 300}/below") + "\n")
+
+    exit_code = main(["check-config", str(path)])
+
+    assert exit_code in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_file_paths_are_relative_to_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").touch()
 

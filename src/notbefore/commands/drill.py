@@ -48,7 +48,7 @@ SPARE: Final = 5.0
 SCENARIOS: Final = {
     name: scenario.event_type for name, scenario in NAMED.items() if not scenario.canceled_after
 }
-UNENDED: Final = "its attempt has not ended, and may still be accepted"
+UNENDED: Final = "its attempt did not end in time, and may be accepted after all"
 
 
 class Source(Struct, frozen=True):
@@ -269,16 +269,27 @@ def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[D
             "it is not known who was reached: deliveries have left the outbox unsent meanwhile, by"
             " a reload, an operator, or for lack of room"
         )
+    unaccepted = {delivery.delivery_id: delivery for delivery in reply.rows}
     # the courier has those that could not be dropped
-    after_drop = ask_agent(state_dir, show, OutboxReply)
-    under_way = {delivery.delivery_id for delivery in after_drop.rows}
-    unaccepted: list[Delivery] = []
-    for delivery in reply.rows:
-        if delivery.delivery_id in under_way:
-            unaccepted.append(replace(delivery, error=UNENDED))
-        else:
-            unaccepted.append(delivery)
-    return unaccepted
+    under_way = _ids(ask_agent(state_dir, show, OutboxReply))
+    for delivery_id in under_way:
+        unaccepted[delivery_id] = replace(unaccepted[delivery_id], error=UNENDED)
+
+    dropped = reply.done
+    expiry = deadline + SPARE
+    while under_way and time.time() < expiry:  # if one fails, it is not tried again
+        time.sleep(LOOK_INTERVAL)
+        reply = ask_agent(state_dir, drop, OutboxReply)
+        dropped += reply.done
+        if reply.lost == lost_before + dropped:
+            for accepted in under_way - _ids(reply):
+                del unaccepted[accepted]
+        under_way = _ids(ask_agent(state_dir, show, OutboxReply))
+    return list(unaccepted.values())
+
+
+def _ids(reply: OutboxReply) -> set[str]:
+    return {delivery.delivery_id for delivery in reply.rows}
 
 
 def _has_attempts_left(reply: OutboxReply, deadline: float) -> bool:

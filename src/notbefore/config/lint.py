@@ -13,6 +13,7 @@ import msgspec
 from notbefore.config.hub_routes import without_peers
 from notbefore.config.load import ENVIRONMENT_PREFIX
 from notbefore.config.model import Config
+from notbefore.config.regular_file import status_of
 from notbefore.config.secret import secrets_in
 from notbefore.config.sinks import Messages, SinkConfig, SinkSettings
 from notbefore.config.yaml_file import Places
@@ -212,7 +213,7 @@ def _of_state(config: Config, places: Places) -> Iterator[Finding]:
 def nearest_existing(path: Path) -> Path:
     """Return the path, or the nearest directory above it that exists."""
     for candidate in (path, *path.absolute().parents):
-        if candidate.exists():
+        if status_of(candidate) is not None:
             return candidate
     return path
 
@@ -273,7 +274,8 @@ def _writable(files: Iterable[Path]) -> Iterator[str]:
     if not hasattr(os, "geteuid"):  # Windows has access lists
         return
     for file in dict.fromkeys(files):
-        if file.exists() and file.stat().st_mode & stat.S_IWOTH:
+        status = status_of(file)
+        if status is not None and status.st_mode & stat.S_IWOTH:
             yield (
                 f"{file} can be written by every user of this machine. Its content decides which"
                 " commands the agent runs, where it sends, and who may read from it: chmod o-w"

@@ -33,3 +33,11 @@ def _open_regular(path: str, flags: int) -> int:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "it is not a regular file", path)
+
+
+def status_of(path: str | Path) -> os.stat_result | None:
+    """Return the status of a file; ``None`` if there is none, or if this user may not look."""
+    try:
+        return Path(path).stat()
+    except OSError:
+        return None

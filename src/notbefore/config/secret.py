@@ -5,13 +5,14 @@ It is never printed. Only ``reveal()`` returns its text.
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from notbefore.config.regular_file import open_file
+from notbefore.config.regular_file import open_file, status_of
 from notbefore.config.shown import VARIABLE
 from notbefore.errors import ConfigError
 
@@ -168,6 +169,7 @@ def _read(path: Path) -> str:
 def _nearest_directory(path: Path) -> Path:
     """Return the nearest directory above a path that exists: the others may be the secret."""
     for directory in path.parents:
-        if directory.is_dir():
+        status = status_of(directory)
+        if status is not None and stat.S_ISDIR(status.st_mode):
             return directory
     return path.parents[-1]

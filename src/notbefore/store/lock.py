@@ -125,13 +125,14 @@ class OwnerLock:
         """
         if self.descriptor is not None and inode_of(self.descriptor) == inode_of(self._path):
             return
-        if not self._directory.is_dir():  # on a hanging disk, `mkdir` would wait even if it exists
-            try:
+        try:
+            # on a hanging disk, `mkdir` would wait even if it exists
+            if not self._directory.is_dir():
                 self._directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-            except PermissionError:
-                raise StoreError(
-                    f"no permission for {self._directory}: use another directory, `--state-dir DIR`"
-                ) from None
+        except PermissionError:
+            raise StoreError(
+                f"no permission for {self._directory}: use another directory, `--state-dir DIR`"
+            ) from None
         check_directory(self._directory)
         self.acquire()
 
