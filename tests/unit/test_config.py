@@ -229,6 +229,7 @@ def test_name_of_a_webhook_is_not_resolved_when_it_is_loaded(tmp_path: Path) -> 
     assert "a" in config.sinks
 
 
+@pytest.mark.usefixtures("log_as_before")
 @pytest.mark.parametrize("key", ["state: {dir: PATH}", "sinks: {a: {slack: {url_file: PATH}}}"])
 def test_path_that_the_system_refuses_causes_no_traceback(
     tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
