@@ -31,4 +31,7 @@ def test_demo_fleet_notifies_once_a_wave_when_its_instance_is_killed() -> None:
         "2 VMs of the scale set data are silent"
     ]
     assert "600 records of events went in" in done.stdout
+    assert "legacy (no agent)" in done.stdout
+    assert "Reboot of legacy finished (reported by Azure)" in shown
+    assert shown[-1] == "Redeploy of alone finished (a correction, reported by Azure)"
     assert re.search(r"Freeze +westeurope +5 +40 ", done.stdout)

@@ -41,6 +41,31 @@ def test_rewritten_event_replaces_its_earlier_entry(tmp_path: Path) -> None:
     assert event.outcome == "finished"
 
 
+def test_corrected_entry_keeps_what_was_measured_before(tmp_path: Path) -> None:
+    unknown = past("A", outcome="unknown", notice=(840.0,), azure_notice=None)
+    of_azure = past("A", notice=(), measured={}, reported_by=0, azure_notice=0.0, ended_by="azure")
+
+    history = write(tmp_path, unknown, of_azure)
+    history.write([of_azure], NOW)
+
+    (event,) = read_past(history.past(0.0))
+    assert event.outcome == "finished"
+    assert event.measured == unknown.measured
+    assert event.reported_by == 3
+    assert event.azure_notice == 0.0
+
+
+def test_unreadable_entry_is_replaced(tmp_path: Path) -> None:
+    history = write(tmp_path, past("A"))
+    with sqlite3.connect(history.path) as database:
+        database.execute("UPDATE past SET event = ?", [b"{"])
+
+    history.write([past("A", outcome="canceled")], NOW)
+
+    (event,) = read_past(history.past(0.0))
+    assert event.outcome == "canceled"
+
+
 def test_newest_entry_counts_when_histories_of_instances_are_merged(
     tmp_path: Path,
 ) -> None:

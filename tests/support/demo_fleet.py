@@ -1,5 +1,5 @@
 """``make demo-fleet``: 200 VMs in six scale sets, an Event Hub, and an instance of ``notbefore
-fleet`` that is killed.
+fleet`` that is killed. Then Azure itself reports events.
 
 The hub is the one that the tests use, and the VMs are simulated; what is notified comes over a real
 webhook.
@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from notbefore.core.record import Record, Vm
+from notbefore.wording.phrases import reporters
 from notbefore.wording.records import heartbeat_of
 from support.agent import eventually
+from support.event_grid import encoded, message, resource_id
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
@@ -40,6 +42,9 @@ VMS: Final = [
     for one in range(count)
 ]
 
+ALONE: Final = vm("alone", scale_set="")
+WITHOUT_AGENT: Final = "legacy"
+GROUP_KEY: Final = "sub/rg"  # the partition key of VMs of no scale set
 WEB: Final = [one for one in VMS if one.scale_set == "web"]
 
 
@@ -74,6 +79,34 @@ def reports(begin: datetime, kind: Any, number: int) -> list[Record]:
     return found
 
 
+def reporters_of(record: Record) -> str:
+    """Who reported it, and whether it is a correction, in words."""
+    by_azure = record.fleet_azure_status is not None
+    if not record.fleet_reported_by and not by_azure:
+        return ""
+    by = reporters(record.fleet_reported_by or 0, by_azure=by_azure)
+    if record.reason == "corrected":
+        return f" (a correction, reported by {by})"
+    return f" (reported by {by})"
+
+
+def of_azure(status: str, event_id: str, event_type: str, name: str) -> bytes:
+    """What Event Grid delivers about an event of one VM of no scale set."""
+    now = datetime.now(UTC)
+    return encoded(
+        message(
+            status,
+            event_id,
+            at=now,
+            not_before=now + timedelta(seconds=NOTICE) if status == "Scheduled" else None,
+            resource=resource_id("virtualMachines", name, event_id),
+            location="westeurope",
+            EventType=event_type,
+            Resources=[name],
+        )
+    )
+
+
 def show(receiver: HttpPeer, over: threading.Event, seen: list[tuple[str, str]]) -> None:
     """Print the notifications as they come; ``seen``: type and change of each."""
     while not over.wait(0.1):
@@ -82,16 +115,39 @@ def show(receiver: HttpPeer, over: threading.Event, seen: list[tuple[str, str]])
         for one in list(came.values())[len(seen) :]:
             record = Record.read(one.body)
             seen.append((record.event_type, record.change))
-            by = (
-                f" (reported by {record.fleet_reported_by} VMs)" if record.fleet_reported_by else ""
-            )
-            say(f"   notification {len(seen)}: {record.body}{by}")
+            say(f"   notification {len(seen)}: {record.body}{reporters_of(record)}")
 
 
 def run(command: str, what: str, instance: RunningFleet) -> None:
     say(f"\nnotbefore {command} {what}:")
     url = ("--url", f"http://127.0.0.1:{instance.port}")
     subprocess.run([sys.executable, "-m", "notbefore", command, what, *url], check=True)
+
+
+def tell_of_azure(hub: Hub, instance: RunningFleet, seen: list[tuple[str, str]]) -> None:
+    """Let Azure itself report an event, and the end of another that its agent has not seen."""
+
+    def expect(*wanted: str) -> None:
+        eventually(lambda: wanted in seen, patience=PATIENCE)
+
+    say(f"-- Azure itself reports a reboot of {WITHOUT_AGENT}, a VM without an agent")
+    send(hub, [of_azure("Scheduled", "AZURE-1", "Reboot", WITHOUT_AGENT)], GROUP_KEY)
+    expect("Reboot", "announced")
+    run("events", "--fleet", instance)
+    send(hub, [of_azure("Started", "AZURE-1", "Reboot", WITHOUT_AGENT)], GROUP_KEY)
+    expect("Reboot", "started")
+    send(hub, [of_azure("Completed", "AZURE-1", "Reboot", WITHOUT_AGENT)], GROUP_KEY)
+    expect("Reboot", "finished")
+
+    say(f"-- the agent of {ALONE.name} hangs during a redeploy, and does not see how it ends")
+    redeploy: dict[str, Any] = {"event_type": "Redeploy", "notice": NOTICE}
+    send(hub, [report(ALONE, "announced", "AZURE-2", **redeploy)], GROUP_KEY)
+    expect("Redeploy", "announced")
+    send(hub, [report(ALONE, "ended", "AZURE-2", reason="not_watched", **redeploy)], GROUP_KEY)
+    expect("Redeploy", "ended")
+    say("-- Azure says that it is completed")
+    send(hub, [of_azure("Completed", "AZURE-2", "Redeploy", ALONE.name)], GROUP_KEY)
+    expect("Redeploy", "finished")
 
 
 def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
@@ -160,6 +216,7 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
         f"\n{3 * len(events) * len(WEB)} records of events went in, {len(seen)} notifications came"
         " out."
     )
+    tell_of_azure(hub, instance, seen)
     run("fleet", "report", instance)
     while keep and instance.process.poll() is None:
         time.sleep(1.0)

@@ -2,8 +2,8 @@
 them.
 
 An event that is over stays in its partition's snapshot until it is in this file, so that a kill
-loses none. Writing an event again replaces it: a takeover may repeat it, and late reports may
-change its outcome.
+loses none. Writing an event again replaces it, but for what was measured: a takeover may repeat it,
+and late reports may change its outcome.
 """
 
 import logging
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from notbefore.core.change import Outcome
 from notbefore.core.event_types import event_type_of
@@ -97,6 +97,21 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
             azure_status=azure_status([story]),
         )
 
+    def completed_by(self, earlier: "PastEvent") -> "PastEvent":
+        """Return the entry of a correction, with what was measured before the correction."""
+        azure_notice = earlier.azure_notice
+        if azure_notice is None:
+            azure_notice = self.azure_notice
+        return replace(
+            self,
+            measured={**earlier.measured, **self.measured},
+            reported_by=max(earlier.reported_by, self.reported_by),
+            first_seen=min(earlier.first_seen, self.first_seen),
+            not_before=self.not_before or earlier.not_before,
+            started=self.started or earlier.started,
+            azure_notice=azure_notice,
+        )
+
     @property
     def key(self) -> str:
         """Identifies the event, whichever instance wrote it."""
@@ -125,10 +140,10 @@ class History:
                 "CREATE TABLE IF NOT EXISTS past (key TEXT PRIMARY KEY, closed REAL, event BLOB)"
             )
             db.execute("CREATE INDEX IF NOT EXISTS past_closed ON past (closed)")
-            rows = [
-                (event.key, event.closed.timestamp(), msgspec.json.encode(event)) for event in past
-            ]
-            db.executemany("INSERT OR REPLACE INTO past VALUES (?, ?, ?)", rows)
+            for event in past:
+                entry = _completed(db, event)
+                row = (entry.key, entry.closed.timestamp(), msgspec.json.encode(entry))
+                db.execute("INSERT OR REPLACE INTO past VALUES (?, ?, ?)", row)
             if self._keep is not None:
                 db.execute("DELETE FROM past WHERE closed < ?", (now - self._keep,))
 
@@ -153,6 +168,17 @@ class History:
             raise StoreError(
                 f"the history {self.path} cannot be read ({error}): {advice}"
             ) from None
+
+
+def _completed(db: sqlite3.Connection, event: PastEvent) -> PastEvent:
+    """Return an entry with what only the entry has that it replaces."""
+    row = db.execute("SELECT event FROM past WHERE key = ?", (event.key,)).fetchone()
+    if row is None:
+        return event
+    earlier = read_past(row)
+    if not earlier:
+        return event
+    return event.completed_by(earlier[0])
 
 
 def read_past(entries: Iterable[bytes]) -> list[PastEvent]:

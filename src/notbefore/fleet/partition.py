@@ -608,7 +608,7 @@ class Events:
             nth=story.nth,
             over=_over_since(story, now),
             wave_key=wave_key,
-            azure=story.azure,
+            azure=_without_resource(story.azure),
         )
 
 
@@ -981,6 +981,13 @@ def _is_corrected(closed: Closed, claim: Standing) -> bool:
     if closed.standing not in (Standing.CANCELED, Standing.ENDED):
         return False
     return claim > closed.standing
+
+
+def _without_resource(azure: AzureWord | None) -> AzureWord | None:
+    """Return what Azure has said of an event that is over, as short as possible."""
+    if azure is None:
+        return None
+    return msgspec.structs.replace(azure, resource_id="")
 
 
 def _has_azure_end(azure: AzureWord | None) -> bool:
