@@ -64,7 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
-        body, delivery_id = self.rfile.read(length), self.headers.get("X-Notbefore-Delivery-Id", "")
+        body = self.rfile.read(length)
+        delivery_id = self.headers.get("X-Notbefore-Delivery-Id", "")
         found = self.server.answer(self.path, delivery_id, body) if len(body) == length else None
         if found is None:  # or the client was killed before it had sent all
             self.close_connection = True
@@ -88,7 +89,8 @@ class Imds(_Server):
 
     def __init__(self, vm: str, document: Callable[[], bytes | None]) -> None:
         """``document``: what a poll is answered with; ``None``: 500."""
-        self.vm, self.document = vm, document
+        self.vm = vm
+        self.document = document
         self.polls = 0
         super().__init__()
 

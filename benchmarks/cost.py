@@ -33,7 +33,8 @@ from support.azure import body, item
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs/performance.md"
-BEGIN, END = "<!-- made by benchmarks/cost.py -->\n", "<!-- end -->\n"
+BEGIN = "<!-- made by benchmarks/cost.py -->\n"
+END = "<!-- end -->\n"
 # seconds for a poll or a scrape to come: a start under cachegrind takes up to a minute
 PATIENCE: Final = 300.0
 SETTLED: Final = 10  # polls after which the first things are over: identity, the first commit
@@ -90,7 +91,8 @@ class Run:
         The first scrape imports a library, which takes seconds under cachegrind: those behind it
         are made up for.
         """
-        deadline, scraped = time.monotonic() + PATIENCE + polls, 0
+        deadline = time.monotonic() + PATIENCE + polls
+        scraped = 0
         while self.imds.polls < polls or (scraping and scraped < self.imds.polls):
             if time.monotonic() > deadline:
                 raise SystemExit(f"{self.imds.polls} polls came, {polls} were waited for")
@@ -143,7 +145,8 @@ def watched(events: int, seconds: float) -> dict[str, float]:
     what = f"{events} events listed" if events else "idle"
     try:
         run.wait(SETTLED)
-        before, begun = switches(run.agent.process.pid), time.monotonic()
+        before = switches(run.agent.process.pid)
+        begun = time.monotonic()
         time.sleep(seconds)
         wakings = (switches(run.agent.process.pid) - before) / (time.monotonic() - begun)
         found = {f"wakings a second, {what}": wakings}

@@ -31,7 +31,8 @@ from support.agent import RunningAgent, eventually
 from support.azure import FUTURE, ME, body, item
 from support.owner import Owner, serve
 
-COLD, WARM = 15, 60  # rounds
+COLD = 15  # rounds
+WARM = 60
 INCARNATIONS = itertools.count(1)
 NUMBERS = itertools.count(1)  # of events
 
@@ -118,10 +119,12 @@ def size() -> None:
 
 
 def throughput(count: int) -> None:
-    receiver, owner = Receiver(), Owner(Bounds(10_000, 64 * 1024 * 1024))
+    receiver = Receiver()
+    owner = Owner(Bounds(10_000, 64 * 1024 * 1024))
     sinks = {"hook": SinkConfig(webhook=Webhook(url=Secret(receiver.url), allow_private=True))}
     couriers = Supervisor(Orders(sinks), owner)
-    sizes, seconds = [], 0.0
+    sizes = []
+    seconds = 0.0
     for first in range(0, count, 5_000):
         owner.add(*(f"{number:032x}" for number in range(first, first + 5_000)), sink="hook")
         begun = time.perf_counter()

@@ -69,16 +69,15 @@ def figures(options: argparse.Namespace) -> None:
     print(f"{len(records):,} changes of 1,000 events; {describe()}")
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
-        hub, hook = (
-            stack.enter_context(Hub(directory, partitions=32)),
-            stack.enter_context(HttpPeer()),
-        )
+        hub = stack.enter_context(Hub(directory, partitions=32))
+        hook = stack.enter_context(HttpPeer())
         instance = stack.enter_context(
             RunningFleet(configured(directory, hub, hook.url), directory / "state")
         )
         eventually(lambda: instance.metric_sum("notbefore_fleet_partitions") == 32)
         process = instance.process.pid
-        idle, used = resident(process), cpu(process)
+        idle = resident(process)
+        used = cpu(process)
         send(hub, records)
         eventually(lambda: instance.metric_sum(RECORDS) >= len(records), patience=600)
         print(
@@ -95,7 +94,9 @@ def figures(options: argparse.Namespace) -> None:
             for number in range(SETS)
             for one in range(options.vms)
         ]
-        written, seen, begin = 0, dict[str, int](), time.monotonic()
+        written = 0
+        seen = dict[str, int]()
+        begin = time.monotonic()
         for turn in range(
             round(options.seconds)
         ):  # the heartbeats of the fleet, spread over their interval
@@ -104,9 +105,11 @@ def figures(options: argparse.Namespace) -> None:
                 for path in (directory / "state" / "partitions").glob("[0-9]*"):
                     found = path.stat() if path.name.isdigit() else None
                     if found is not None and seen.get(path.name) != found.st_mtime_ns:
-                        seen[path.name], written = found.st_mtime_ns, written + found.st_size
+                        seen[path.name] = found.st_mtime_ns
+                        written = written + found.st_size
                 time.sleep(0.05)
-        size, most = resident(process), resident(process, "VmHWM")
+        size = resident(process)
+        most = resident(process, "VmHWM")
         print(
             f"{options.vms * SETS:,} VMs,"
             f" {instance.metric_sum('notbefore_fleet_events_pending'):,.0f} open events"

@@ -67,7 +67,8 @@ def main() -> int:
 def flood(kind: str, connections: int, seconds: float) -> bool:
     """Attack an agent of its own, and print a line; whether the bars held."""
     with tempfile.TemporaryDirectory() as place, Simulator() as imds, requests.Session() as scraper:
-        scraper.headers["Connection"], scraper.trust_env = "close", False
+        scraper.headers["Connection"] = "close"
+        scraper.trust_env = False
         prepare(Path(place), kind, scraper)
         with RunningAgent(
             imds.endpoint, Path(place, "state"), f"{place}/notbefore.yml"
@@ -84,10 +85,8 @@ def prepare(place: Path, kind: str, scraper: requests.Session) -> None:
         authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(
             place / "server.pem"
         )
-        web, scraper.verify = (
-            "tls_server_config: {cert_file: server.pem, key_file: server.pem}\n",
-            f"{place}/ca.pem",
-        )
+        web = "tls_server_config: {cert_file: server.pem, key_file: server.pem}\n"
+        scraper.verify = f"{place}/ca.pem"
     if kind == "wrong-password":
         web = (
             "basic_auth_users: {prometheus:"
@@ -108,7 +107,8 @@ def measured(
     agent: RunningAgent, kind: str, scraper: requests.Session, connections: int, seconds: float
 ) -> bool:
     """Scrape it while it is attacked."""
-    pid, scheme = agent.process.pid, "https" if isinstance(scraper.verify, str) else "http"
+    pid = agent.process.pid
+    scheme = "https" if isinstance(scraper.verify, str) else "http"
 
     def get(path: str) -> float:
         """Seconds to the end of the answer, over a new connection; it has to be the whole one."""
@@ -140,7 +140,8 @@ def measured(
         eventually(lambda: resident(pid) <= before + BAR_MIB, 15)
     after = resident(pid)
     times.sort()
-    p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
+    p50 = times[len(times) // 2]
+    p99 = times[int(len(times) * 0.99)]
     cells = [len(times), *(f"{one * 1e3:.0f} ms" for one in (p50, p99, times[-1])), threads, files]
     cells += [f"{one:.1f} MiB" for one in (before, most, after)]
     print(f"{kind:<15}" + "".join(f"{cell:>10}" for cell in cells), flush=True)

@@ -100,7 +100,8 @@ class World(threading.Thread):
 
     def __init__(self, simulator: Simulator, pace: tuple[float, float]) -> None:
         super().__init__(daemon=True)
-        self._simulator, self._pace = simulator, pace
+        self._simulator = simulator
+        self._pace = pace
         self._over = threading.Event()
         self.shown: dict[tuple[str, str], float] = {}
         self.begun = 0
@@ -155,7 +156,8 @@ def scene(pace: tuple[float, float] = OFTEN, *, calm: bool = False) -> Iterator[
     port = free_port()
     receiver = Moody(calm=calm)
     with tempfile.TemporaryDirectory() as name, Simulator((ME,)) as simulator:
-        directory, state = Path(name), Path(name) / "state"
+        directory = Path(name)
+        state = Path(name) / "state"
         state.mkdir(mode=0o700)
         hook = {"url": receiver.url, "allow_private": True, "timeout": "1s", "expire_on_end": False}
         config = directory / "notbefore.yaml"
@@ -259,7 +261,8 @@ def kills(count: int) -> bool:
     }
     taken = Counter(one.delivery_id for one in the.receiver.taken)
     out_of_order = swapped(the.receiver.arrived())
-    lost, unknown = len(expected - taken.keys()), len(taken.keys() - expected)
+    lost = len(expected - taken.keys())
+    unknown = len(taken.keys() - expected)
     print(f"killed {dict(killed)}; the receiver's answers {dict(the.receiver.answers)}")
     print(
         f"changes recorded {len(history)}, deliveries taken {len(taken)}, counted {dict(counted)}"
@@ -396,7 +399,8 @@ def frozen_disk(place: Place, seconds: float) -> None:
     os.close(directory)
 
 
-FIFREEZE, FITHAW = 0xC0045877, 0xC0045878  # linux/fs.h
+FIFREEZE = 0xC0045877  # linux/fs.h
+FITHAW = 0xC0045878
 # a service manager with `Restart=always`
 MANAGER = 'trap "kill \\$!; wait; exit" TERM; while :; do "$@" & wait $!; done'
 LOOP_DISK = (
@@ -419,7 +423,8 @@ def inflict(mode: str, rounds: int) -> bool:
 
     How an event ended is not for this mode to judge. Returns whether anything was lost or late.
     """
-    fault, begun = FAULTS[mode], time.monotonic()
+    fault = FAULTS[mode]
+    begun = time.monotonic()
     with scene(SLOWLY, calm=True) as the:
         disk = HangingDisk(the.state, the.directory)
         inside = ["unshare", "--mount", "sh", "-c", fault.mount + MANAGER, str(the.state)]
@@ -440,7 +445,8 @@ def inflict(mode: str, rounds: int) -> bool:
     lost = sorted(the.world.shown.keys() - arrived.keys())
     late = sorted(step for step, delay in delays.items() if delay > LATE)
     ids = Counter(one.delivery_id for one in the.receiver.taken)
-    out_of_order, ordered = swapped(arrived), sorted(delays.values()) or [0.0]
+    out_of_order = swapped(arrived)
+    ordered = sorted(delays.values()) or [0.0]
     print(f"{mode}: {rounds} times, {len(the.world.shown)} steps, {time.monotonic() - begun:.0f} s")
     print(
         f"{mode}: LOST {len(lost)} (bar: 0), LATE {len(late)} (bar: 0), out of order {out_of_order}"
@@ -505,7 +511,9 @@ def images(steps: list[Step], cuts: list[int], place: Path, *, synced: bool) -> 
 
     ``synced``: the disk syncs.
     """
-    dice, image, done = random.Random(1), Image(synced=synced), 0
+    dice = random.Random(1)
+    image = Image(synced=synced)
+    done = 0
     for cut in cuts:
         for step in steps[done:cut]:
             image.take(step)

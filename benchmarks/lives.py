@@ -83,7 +83,8 @@ class Subject:
     """One agent after another on one state directory, its IMDS, and what is done to them."""
 
     def __init__(self, directory: Path, lives: list[Life], chance: random.Random) -> None:
-        self.lives, self.chance = lives, chance
+        self.lives = lives
+        self.chance = chance
         # IMDS answers 500; a field of each event cannot be read
         self.away_until = self.spoilt_until = 0.0
         self.pauses: list[
@@ -192,7 +193,8 @@ def troubles(
     ``longest_freeze``: see ``frozen``.
     """
     get = {name.removeprefix(PREFIX): value for name, value in record.items()}.get
-    kind, seen = get("change"), datetime.fromisoformat(record["time"]).timestamp()
+    kind = get("change")
+    seen = datetime.fromisoformat(record["time"]).timestamp()
     started = life.starts is not None and life.starts <= seen
     wrong = {
         "it has not started": kind in ("started", "finished") and not started,
@@ -237,7 +239,8 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    chance, begin = random.Random(options.seed), time.time()
+    chance = random.Random(options.seed)
+    begin = time.time()
     share = -(-options.lives // options.agents)
     print(f"{share * options.agents} lives, {options.agents} agents, seed {options.seed}")
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.agents) as pool:
@@ -251,7 +254,9 @@ def main() -> None:
                 Subject(Path(directory, str(number)), lives, random.Random(chance.random()))
             )
         histories = list(pool.map(Subject.run, subjects))
-    false, timid, unknown = list[str](), 0, 0
+    false = list[str]()
+    timid = 0
+    unknown = 0
     for subject, records in zip(subjects, histories, strict=True):
         by_id = {one.event_id: one for one in subject.lives}
         longest = max((end - begin for begin, end in subject.pauses), default=0.0)
@@ -263,7 +268,8 @@ def main() -> None:
             one[PREFIX + "id"] for one in records if one.get(PREFIX + "outcome") == "unknown"
         }
         started = {one[PREFIX + "id"] for one in records if one[PREFIX + "change"] == "started"}
-        timid, unknown = timid + len(uncertain & started), unknown + len(uncertain)
+        timid = timid + len(uncertain & started)
+        unknown = unknown + len(uncertain)
     whole = [one for records in histories for one in records]
     ended = sum(PREFIX + "outcome" in one for one in whole)
     print(

@@ -203,6 +203,10 @@ def log_as_before() -> Iterator[None]:
     that of the tests.
     """
     root = logging.getLogger()
-    handlers, level, raising = root.handlers[:], root.level, logging.raiseExceptions
+    handlers = root.handlers[:]
+    level = root.level
+    raising = logging.raiseExceptions
     yield
-    root.handlers[:], root.level, logging.raiseExceptions = handlers, level, raising
+    root.handlers[:] = handlers
+    root.level = level
+    logging.raiseExceptions = raising

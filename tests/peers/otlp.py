@@ -132,7 +132,8 @@ class Collector:
     """
 
     def __init__(self, directory: Path, to: str) -> None:
-        self.http, self.grpc = free_port(), free_port()
+        self.http = free_port()
+        self.grpc = free_port()
         words = {
             "otlp-http-endpoint": f"127.0.0.1:{self.http}",
             "otlp-grpc-endpoint": f"127.0.0.1:{self.grpc}",

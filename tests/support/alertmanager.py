@@ -20,7 +20,8 @@ def cluster_of_two(directory: Path, configuration: dict[str, Any]) -> Iterator[l
     needs("prometheus-alertmanager")
     config = directory / "alertmanager.yml"
     config.write_text(yaml.safe_dump(configuration), encoding="utf-8")
-    ports, gossip = [free_port(), free_port()], [free_port(), free_port()]
+    ports = [free_port(), free_port()]
+    gossip = [free_port(), free_port()]
     with ExitStack() as stack:
         for number in (0, 1):
             log = stack.enter_context((directory / f"am-{number}.log").open("wb"))

@@ -84,7 +84,9 @@ class Story:
     """
 
     def __init__(self) -> None:
-        self.tracked, self.totals, self.incarnation = Tracked(), Totals(), 0
+        self.tracked = Tracked()
+        self.totals = Totals()
+        self.incarnation = 0
         self.changes: list[Change] = []
 
     def sees(self, seconds: float, *items: Any, by: Any = 1, **fields: Any) -> Self:

@@ -152,11 +152,13 @@ def tell_of_azure(hub: Hub, instance: RunningFleet, seen: list[tuple[str, str]])
 
 def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
     """Run the script. ``keep``: go on until Ctrl-C."""
-    hub, receiver = stack.enter_context(Hub(directory)), stack.enter_context(HttpPeer())
+    hub = stack.enter_context(Hub(directory))
+    receiver = stack.enter_context(HttpPeer())
     config = configured(
         directory, hub, receiver.url, group_by=list(GROUPED), group_wait="2s", group_interval="5s"
     )
-    over, seen = threading.Event(), list[tuple[str, str]]()
+    over = threading.Event()
+    seen = list[tuple[str, str]]()
     silent = list[str]()
 
     def beats() -> None:

@@ -55,8 +55,13 @@ class FleetVm(Story):
         outbox: Chapters[OutboxView] | None = None,
     ) -> None:
         super().__init__()
-        self.name, self.story, self.stood_still, self.outbox = name, story, stood_still, outbox
-        self.polling, self.figures, self.approvals = polling, figures, approvals
+        self.name = name
+        self.story = story
+        self.stood_still = stood_still
+        self.outbox = outbox
+        self.polling = polling
+        self.figures = figures
+        self.approvals = approvals
         place = {"name": name, "subscription_id": "s", "resource_group": "g", "scale_set": "web"}
         self.place = place if placed else {}
         self.asked: int | None = None
@@ -105,7 +110,9 @@ class FleetInstance:
     def __init__(
         self, name: str, story: Chapters[Counts | None], outbox: Chapters[OutboxView] | None = None
     ) -> None:
-        self.name, self.story, self.outbox = name, story, outbox or {0: OutboxView()}
+        self.name = name
+        self.story = story
+        self.outbox = outbox or {0: OutboxView()}
 
     def poll(self, second: int) -> bool:
         return now(self.story, second) is not None

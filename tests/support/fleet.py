@@ -20,7 +20,8 @@ from support.scraping import Prometheus
 
 LIVE = ("WestNO_0", "WestNO_1")
 STOPPED = "WestNO_2"
-SILENT, NEVER = "db-c", "db-d"  # in the scrape still, and not answering: for hours, and ever
+SILENT = "db-c"  # in the scrape still, and not answering: for hours, and ever
+NEVER = "db-d"
 LOST = "DB-LOST"  # the event that SILENT was told of last, and that its neighbour sees started
 # of another job, beside agents that are well
 EXPORTERS = {
@@ -39,7 +40,8 @@ def past(now: float, hours: float, step: float) -> list[PastVm]:
     ends = now - now % step
     begins -= begins % step
     names = sorted(SCENARIOS)
-    scale_set, alone = ("EastUS_0", "EastUS_1", "EastUS_2"), ("db-a", "db-b")
+    scale_set = ("EastUS_0", "EastUS_1", "EastUS_2")
+    alone = ("db-a", "db-b")
 
     def plays(vms: tuple[str, ...], apart: float, last: float) -> list[Play]:
         starts = range(round(ends - last), round(begins), -round(apart))

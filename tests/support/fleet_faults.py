@@ -46,7 +46,8 @@ STORE = "notbefore_fleet_errors_total"
 
 def change_of(event: str, vm: str, step: str, not_before: datetime) -> bytes:
     """What the agent of a VM sends."""
-    scale_set, now = vm.partition("_")[0], datetime.now(UTC).isoformat()
+    scale_set = vm.partition("_")[0]
+    now = datetime.now(UTC).isoformat()
     return record_of(
         vm,
         step,
@@ -171,7 +172,8 @@ def notified(hook: HttpPeer) -> list[tuple[str, str, str]]:
         if not one.body.endswith(b"}"):  # its courier was killed while it sent it
             continue
         record = json.loads(one.body)
-        event, step = record["azure.scheduled_event.id"], record["azure.scheduled_event.change"]
+        event = record["azure.scheduled_event.id"]
+        step = record["azure.scheduled_event.change"]
         found.append((event, step, one.headers["x-notbefore-delivery-id"]))
     return found
 
@@ -254,13 +256,15 @@ class Scene(ExitStack):
     def settle(self) -> Account:
         """Have the writer end, wait for what is wanted, and count."""
         self.writer.end()
-        since, seen = time.monotonic(), 0
+        since = time.monotonic()
+        seen = 0
         while (
             account := Account.of(self.writer.begun, self.hook)
         ).lost and time.monotonic() - since < PATIENCE:
             time.sleep(0.5)
             if len(self.hook.requests) > seen:
-                since, seen = time.monotonic(), len(self.hook.requests)
+                since = time.monotonic()
+                seen = len(self.hook.requests)
         return account
 
 

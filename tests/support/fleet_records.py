@@ -45,10 +45,12 @@ def report(
     **changed: Any,
 ) -> Record:
     """What the agent of a VM makes of a step."""
-    now, first = datetime.now(UTC), FIRST_SEEN.get(event_id)
+    now = datetime.now(UTC)
+    first = FIRST_SEEN.get(event_id)
     if first is None or now - first > timedelta(seconds=60):
         first = FIRST_SEEN[event_id] = now
-    seen, at = at or first, at or now  # all VMs see one NotBefore
+    seen = at or first  # all VMs see one NotBefore
+    at = at or now
     resources = (who.name,) if resources is None else tuple(resources)
     not_before = changed.pop("not_before", None) or seen + timedelta(seconds=notice)
     event = Event(

@@ -6,7 +6,8 @@ from pathlib import Path
 from support.needs import compile_library
 
 SOURCE = Path(__file__).with_suffix(".c")
-WRITES, EVERYTHING = 1, 2
+WRITES = 1
+EVERYTHING = 2
 
 
 class HangingDisk:
@@ -16,7 +17,8 @@ class HangingDisk:
 
     def __init__(self, directory: Path, place: Path) -> None:
         self.directory = directory
-        library, self._switch = place / "hanging_disk.so", place / "hangs"
+        library = place / "hanging_disk.so"
+        self._switch = place / "hangs"
         compile_library(SOURCE, library)
         self._switch.write_bytes(b"\0")
         self.variables = {

@@ -95,10 +95,8 @@ class PastVm:
             for play in self.group
             if play.begun <= now and (item := play.item(now)) is not None
         ]
-        gap, moment = (
-            self.interruption if self.tracked.interrupting else 0.0,
-            datetime.fromtimestamp(now, UTC),
-        )
+        gap = self.interruption if self.tracked.interrupting else 0.0
+        moment = datetime.fromtimestamp(now, UTC)
         done = diff(
             self.tracked,
             document(*items),
@@ -131,7 +129,8 @@ def openmetrics(vms: Iterable[PastVm], step: float) -> bytes:
     """The whole past of these VMs."""
     lines: list[str] = []
     for vm in vms:
-        now, target = vm.begins, {"instance": vm.instance, "job": "notbefore"}
+        now = vm.begins
+        target = {"instance": vm.instance, "job": "notbefore"}
         while now <= vm.ends:
             lines.append(f"{series('up', target)} 1 {now}")
             samples = (

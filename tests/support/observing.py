@@ -65,7 +65,8 @@ class WorldMeter(FreezeMeter):
 
     def switch(self, *, on: bool) -> None:
         if on and not self.on:
-            self.taken, self.offset = self.world.now, self.world.wall_offset
+            self.taken = self.world.now
+            self.offset = self.world.wall_offset
         self.on = on
 
     def take(self) -> Gap:
@@ -73,7 +74,8 @@ class WorldMeter(FreezeMeter):
             end - begin for begin, end, right in self.world.pauses if begin >= self.taken and right
         ]
         stepped = max(0.0, self.world.wall_offset - self.offset)
-        self.taken, self.offset = self.world.now, self.world.wall_offset
+        self.taken = self.world.now
+        self.offset = self.world.wall_offset
         return Gap(max([0.0, *paused]) + stepped, 0.0)
 
 
@@ -160,7 +162,8 @@ class Observer:
         if not items:
             self.answer(self.body(items), {})
             return
-        first, rest = items[0], items[1:]
+        first = items[0]
+        rest = items[1:]
         key = first["EventId"]
         spoilt = {
             "status": ({**first, "EventStatus": ""}, {key: True}),

@@ -24,7 +24,8 @@ def series(
     prometheus: Prometheus, target: dict[str, Any], variables: dict[str, str]
 ) -> list[dict[str, Any]]:
     """The series that a target finds, as Grafana would ask for them: their labels and values."""
-    expr, now = resolved(target["expr"], variables), time.time()
+    expr = resolved(target["expr"], variables)
+    now = time.time()
     if target.get("instant"):
         found = prometheus.ask("query", query=expr, time=now)["result"]
         return [{"labels": one["metric"], "values": [float(one["value"][1])]} for one in found]
@@ -52,7 +53,8 @@ def faults(prometheus: Prometheus, board: dict[str, Any], variables: dict[str, s
             target["refId"]: series(prometheus, target, variables) for target in panel["targets"]
         }
         for target in panel["targets"]:
-            answer, where = answers[target["refId"]], f"{panel['title']}, {target['refId']}"
+            answer = answers[target["refId"]]
+            where = f"{panel['title']}, {target['refId']}"
             if not any(not math.isnan(value) for one in answer for value in one["values"]):
                 found.append(f"{where}: nothing")
             legend = re.findall(r"{{(\w+)}}", target.get("legendFormat", ""))

@@ -31,7 +31,8 @@ class RecordedDisk:
 
     def __init__(self, directory: Path, place: Path) -> None:
         self.directory = directory
-        library, self._log = place / "recorded_disk.so", place / "recorded"
+        library = place / "recorded_disk.so"
+        self._log = place / "recorded"
         compile_library(SOURCE, library)
         self.variables = {
             "LD_PRELOAD": str(library),
@@ -41,12 +42,15 @@ class RecordedDisk:
 
     def steps(self) -> list[Step]:
         """All that was done, in order."""
-        log, found, at = self._log.read_bytes(), list[Step](), 0
+        log = self._log.read_bytes()
+        found = list[Step]()
+        at = 0
         while at < len(log):
             what, time, offset, path_length, length = _HEAD.unpack_from(log, at)
             path_at = at + _HEAD.size
             data_at = path_at + path_length
-            path, data = log[path_at:data_at].decode(), log[data_at : data_at + length]
+            path = log[path_at:data_at].decode()
+            data = log[data_at : data_at + length]
             found.append(Step(what.decode(), time, offset, path, data))
             at = data_at + length
         return found

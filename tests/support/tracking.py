@@ -22,7 +22,8 @@ class SteppedClock(Clock):
 
     def __init__(self, boot_id: str = "first") -> None:
         self.boot_id = boot_id
-        self.wall, self.booted = T0, 1000.0
+        self.wall = T0
+        self.booted = 1000.0
         self.true = T0  # what IMDS's clock shows
 
     def now(self) -> datetime:

@@ -138,7 +138,8 @@ class World:
         self.run(seconds)
         self.pauses.append((begin, self.now, True))
         self.boots += 1
-        self.booted, self.stood_still = self.now, 0.0
+        self.booted = self.now
+        self.stood_still = 0.0
         self.vm = vm or self.vm
         if self.chance.random() < 0.5:
             self.incarnation = self.chance.randint(1, 5)
@@ -162,7 +163,8 @@ class World:
         group = self.chance.choice([("a", "b"), ("c",)])
         notice = self.chance.choice([30.0, 60.0, 300.0, 900.0, 7200.0])
         resources = tuple(sorted(self.chance.sample(group, self.chance.randint(1, len(group)))))
-        announced, event_id = self.now, f"{len(self.happenings):08d}"
+        announced = self.now
+        event_id = f"{len(self.happenings):08d}"
         due = float(round(announced + notice))
         course = self.chance.choice(["on time", "on time", "early", "canceled", "at once"])
         starts: float | None = due + self.chance.random()
@@ -213,11 +215,9 @@ class World:
             one.description = f"{one.description}+"
         elif what == "not_before" and one.starts_at is not None:
             by = float(self.chance.choice([20, 120, 900]))
-            one.not_before, one.starts_at, one.ends_at = (
-                one.not_before + by,
-                one.starts_at + by,
-                one.ends_at + by,
-            )
+            one.not_before = one.not_before + by
+            one.starts_at = one.starts_at + by
+            one.ends_at = one.ends_at + by
         elif "c" not in one.resources:
             one.resources = self.chance.choice([("a",), ("b",), ("a", "b")])
         self.incarnation += 1
@@ -293,14 +293,14 @@ class Account:
             if sight is None:
                 sight = self.sights[key] = Sight(now, item, now, looked)
             if item["EventStatus"] == "Started" and sight.first_started is None:
-                sight.first_started, sight.looked_before_start = (
-                    now,
-                    looked if sight.at == self.last_look else None,
-                )
+                sight.first_started = now
+                sight.looked_before_start = looked if sight.at == self.last_look else None
                 if sight.first == now:
                     sight.looked_before_start = looked
-            sight.at, sight.item = now, item
-            sight.partial, sight.perturbed = key in unread, False
+            sight.at = now
+            sight.item = item
+            sight.partial = key in unread
+            sight.perturbed = False
         listed = {item["EventId"] for item in items}
         for key, sight in self.sights.items():
             if key not in listed or unread.get(key):
@@ -312,9 +312,12 @@ class Account:
     # ---- is it true?
 
     def _trouble(self, record: dict[str, Any], name: str | None) -> str:
-        key, kind = str(record[PREFIX + "id"]), str(record[PREFIX + "change"])
-        truth, sight = self.world.happenings[key], self.sights.get(key)
-        scope, mine = record[PREFIX + "scope"], self.world.vm in record[PREFIX + "resources"]
+        key = str(record[PREFIX + "id"])
+        kind = str(record[PREFIX + "change"])
+        truth = self.world.happenings[key]
+        sight = self.sights.get(key)
+        scope = record[PREFIX + "scope"]
+        mine = self.world.vm in record[PREFIX + "resources"]
         checks = {
             "it says that this VM is affected": scope == "self" and not mine,
             "it says that another VM is affected": scope == "peer" and mine,

@@ -8,7 +8,8 @@ from notbefore.wording.phrases import MISSING
 from support.fleet_log import Log
 from support.fleet_records import vm
 
-A, B = vm("web_0"), vm("web_1")
+A = vm("web_0")
+B = vm("web_1")
 
 
 # ---- the file

@@ -16,7 +16,9 @@ from support.azure import at
 from support.fleet_log import LIMIT, WAVES, Log, grouped
 from support.fleet_records import vm
 
-A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
+A = vm("web_0")
+B = vm("web_1")
+C = vm("web_2")
 BEAT = 300.0
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from proton import Data, Described, symbol, timestamp, ulong
 
 BATCH_FORMAT = 0x80013700  # Azure's: a message whose data sections are messages
-MESSAGE_ANNOTATIONS, DATA = 0x72, 0x75
+MESSAGE_ANNOTATIONS = 0x72
+DATA = 0x75
 # header, delivery annotations, message annotations: not the sender's message (3.2)
 NOT_BARE = (
     0x70,
@@ -52,7 +53,8 @@ def encoded(code: int, value: Any) -> bytes:
 
 def sections(message: bytes) -> list[Section]:
     """The sections of an encoded message (3.2)."""
-    found, at = [], 0
+    found = []
+    at = 0
     while at < len(message):
         found.append(section_at(message, at))
         at += len(found[-1].octets)

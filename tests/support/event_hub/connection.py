@@ -44,13 +44,12 @@ class ClientConnection(asyncio.Protocol, Handler):
         self.replies: dict[str, Any] = {}  # $cbs, $management -> the link on which answers go
         self.formats: dict[tuple[int, int], int] = {}
         self.message_format = 0
-        self.received, self.to_send = bytearray(), bytearray()
+        self.received = bytearray()
+        self.to_send = bytearray()
         self.lost = False
-        self.engine, self.connection, self.events = (
-            Transport(Transport.SERVER),
-            Connection(),
-            Collector(),
-        )
+        self.engine = Transport(Transport.SERVER)
+        self.connection = Connection()
+        self.events = Collector()
         self.engine.idle_timeout = 240
         self.engine.max_frame_size = 65_536
         self.engine.sasl().allowed_mechs("ANONYMOUS")
@@ -174,7 +173,8 @@ class ClientConnection(asyncio.Protocol, Handler):
 
     def _read_from(self, link: Any, address: str) -> None:
         _, _, group, _, number = self.server.path(address)
-        partition, selector = int(number), _selector(link.remote_source)
+        partition = int(number)
+        selector = _selector(link.remote_source)
         if why := self._why_not(address, group, partition, selector):
             self._refuse(link, *why)
             return
@@ -220,7 +220,8 @@ class ClientConnection(asyncio.Protocol, Handler):
                 self.server.pump(reader)
 
     def on_delivery(self, event: Any) -> None:
-        delivery, link = event.delivery, event.link
+        delivery = event.delivery
+        link = event.link
         if link.is_sender or not delivery.readable:
             return
         address = link.remote_target.address
@@ -273,7 +274,8 @@ class ClientConnection(asyncio.Protocol, Handler):
         request, properties = _decoded(payload)
         status, text = self.server.check_token(text_of(request.body), properties["name"])
         if self.server.fault.startswith("refuse:"):
-            status, text = int(self.server.fault.removeprefix("refuse:")), "a fault was ordered"
+            status = int(self.server.fault.removeprefix("refuse:"))
+            text = "a fault was ordered"
         if status == 202:
             self.allowed = True
         self._reply("$cbs", request, status, text)

@@ -64,7 +64,8 @@ class Hub:
 
         The words are Event Hubs'.
         """
-        log, (kind, bound) = self.logs[partition], _bound(selector)
+        log = self.logs[partition]
+        (kind, bound) = _bound(selector)
         last = log[-1].offset if log else -1
         if kind != "offset" or bound <= last:
             return None
@@ -79,7 +80,8 @@ class Hub:
 
     def append(self, key: str, messages: list[bytes]) -> int:
         """Write down events, and return their partition; Azure's hash is another, and as stable."""
-        now, partition = int(time.time() * 1000), zlib.crc32(key.encode()) % len(self.logs)
+        now = int(time.time() * 1000)
+        partition = zlib.crc32(key.encode()) % len(self.logs)
         for message in messages:
             row = {"p": partition, "t": now, "k": key, "m": base64.b64encode(message).decode()}
             self._file.write(json.dumps(row).encode() + b"\n")
@@ -89,7 +91,8 @@ class Hub:
 
     def first(self, partition: int, selector: str) -> int:
         """The index of the first event that a receiver's selector lets through."""
-        log, (kind, bound) = self.logs[partition], _bound(selector)
+        log = self.logs[partition]
+        (kind, bound) = _bound(selector)
         values = (entry.offset if kind == "offset" else entry.enqueued for entry in log)
         return next((index for index, value in enumerate(values) if value > bound), len(log))
 
@@ -104,8 +107,11 @@ class Reader:
     """A receiver of one partition, in a consumer group."""
 
     def __init__(self, link: Any, client: Any, group: str, partition: int, start: int) -> None:
-        self.link, self.client, self.next = link, client, start
-        self.group, self.partition = group, partition
+        self.link = link
+        self.client = client
+        self.next = start
+        self.group = group
+        self.partition = partition
 
 
 class HubServer:
