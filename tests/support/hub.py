@@ -1,4 +1,6 @@
-"""The Event Hub look-alike as a process: started, killed, ordered to fail, and read."""
+"""``Hub``: the simulated Event Hub as a process that a test starts, kills, orders to fail, and
+reads.
+"""
 
 import base64
 import json
@@ -17,7 +19,7 @@ KEY = "c2VjcmV0LWtleS1vZi10aGUtaHVi"
 
 
 class Stored(NamedTuple):
-    """One event in the log."""
+    """One event in the log of the hub."""
 
     partition: int
     key: str | None
@@ -27,12 +29,13 @@ class Stored(NamedTuple):
 
     @property
     def envelope(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.body)
-        return found
+        """The CloudEvent."""
+        envelope: dict[str, Any] = json.loads(self.body)
+        return envelope
 
 
 class Hub:
-    """``python -m support.event_hub`` with a hub ``changes``, kept on disk."""
+    """Runs ``python -m support.event_hub`` with a hub ``changes`` that is kept on disk."""
 
     def __init__(self, directory: Path, *words: str, partitions: int = 4) -> None:
         needs("proton")
@@ -55,6 +58,7 @@ class Hub:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
+        """Start the process, and wait until it listens."""
         self._process = subprocess.Popen(  # in a process group of its own: it gets no Ctrl-C
             self._command,
             cwd=TESTS,
@@ -68,7 +72,7 @@ class Hub:
         return self
 
     def order(self, word: str) -> None:
-        """See ``support/event_hub/__main__.py``."""
+        """Order a fault, or its end; see ``support/event_hub/__main__.py``."""
         assert self._process
         assert self._process.stdin
         assert self._process.stdout
@@ -77,6 +81,7 @@ class Hub:
         assert self._process.stdout.readline() == f"{word}: done\n"
 
     def kill(self, number: int = signal.SIGKILL) -> None:
+        """End the process by a signal, and wait for its end."""
         if self._process is not None:
             self._process.send_signal(number)
             self._process.wait(PATIENCE)
@@ -92,6 +97,7 @@ class Hub:
         self.kill(signal.SIGTERM)  # so that its coverage is written down
 
     def connection_string(self, key: str = KEY, name: str = "root") -> str:
+        """Return a connection string with this key of shared access signatures."""
         return (
             f"Endpoint=sb://127.0.0.1:{self.port};SharedAccessKeyName={name};SharedAccessKey={key};"
             "EntityPath=changes;UseDevelopmentEmulator=true"
@@ -99,6 +105,7 @@ class Hub:
 
     @property
     def stored(self) -> Sequence[Stored]:
+        """The events that the hub has written."""
         lines = self._store.read_bytes().splitlines(keepends=True)
         return [_read(json.loads(line)) for line in lines if line.endswith(b"\n")]
 

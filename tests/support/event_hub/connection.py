@@ -1,6 +1,4 @@
-"""``ClientConnection``: one connection to the simulated Event Hub: AMQP by the Qpid
-Proton engine.
-"""
+"""``ClientConnection``: a connection to the simulated Event Hub, by the Qpid Proton engine."""
 
 import asyncio
 import time
@@ -30,20 +28,27 @@ DENIED = ("amqp:unauthorized-access", "Unauthorized access. There is no valid to
 
 
 def text_of(value: Any) -> str:
-    """A text, whether Proton gives it as text, octets or a view of them."""
-    value = value.tobytes() if isinstance(value, memoryview) else value
-    return value.decode() if isinstance(value, bytes) else str(value)
+    """Return a text that Proton gives as text, as octets or as a view of octets."""
+    if isinstance(value, memoryview):
+        value = value.tobytes()
+    if isinstance(value, bytes):
+        return value.decode()
+    return str(value)
 
 
 class ClientConnection(asyncio.Protocol, Handler):
-    """One connection."""
+    """Moves octets between a client and the engine, and answers the engine's events.
+
+    asyncio calls ``connection_made``, ``data_received`` and ``connection_lost``; Proton calls the
+    methods ``on_...``.
+    """
 
     def __init__(self, server: HubServer) -> None:
         self.server = server
-        self.allowed = False  # a good token was put
-        self.replies: dict[str, Any] = {}  # $cbs, $management -> the link on which answers go
-        self.formats: dict[tuple[int, int], int] = {}
-        self.message_format = 0
+        self.allowed = False  # the client has sent a valid token
+        self.replies: dict[str, Any] = {}  # the link for replies of $cbs and of $management
+        self.formats: dict[tuple[int, int], int] = {}  # message format by channel and handle
+        self.message_format = 0  # of the current transfer
         self.received = bytearray()
         self.to_send = bytearray()
         self.lost = False
@@ -94,6 +99,7 @@ class ClientConnection(asyncio.Protocol, Handler):
             at += count
 
     def flush(self) -> None:
+        """Write to the client what the engine has to send."""
         if self.lost or self.transport.is_closing():
             return
         while (pending := self.engine.pending()) > 0:
@@ -107,11 +113,13 @@ class ClientConnection(asyncio.Protocol, Handler):
             self.transport.close()
 
     def tick(self) -> None:
+        """Let the engine send what is due, such as keep-alive frames."""
         self.engine.tick(time.time())
         self._dispatch()
         self.flush()
 
     def end(self, *, abruptly: bool) -> None:
+        """End the connection, by a reset or in order."""
         if abruptly:
             self.transport.abort()
             return
@@ -128,7 +136,7 @@ class ClientConnection(asyncio.Protocol, Handler):
             reader for reader in self.server.readers if reader.client is not self
         ]
 
-    # ---- what the engine makes of them
+    # ---- events of the engine
 
     def _dispatch(self) -> None:
         while (event := self.events.peek()) is not None:
@@ -175,31 +183,36 @@ class ClientConnection(asyncio.Protocol, Handler):
         _, _, group, _, number = self.server.path(address)
         partition = int(number)
         selector = _selector(link.remote_source)
-        if why := self._why_not(address, group, partition, selector):
-            self._refuse(link, *why)
+        refusal = self._refusal(address, group, partition, selector)
+        if refusal is not None:
+            self._refuse(link, *refusal)
             return
-        others = [
-            one for one in self.server.readers if (one.group, one.partition) == (group, partition)
-        ]
-        # as all have
-        self.server.end(others, "amqp:link:stolen", "New receiver with epoch '0' is created")
-        link.open()
-        self.server.readers.append(
-            Reader(link, self, group, partition, self.server.hub.first(partition, selector))
-        )
 
-    def _why_not(
+        # all receivers of these tests have epoch 0
+        previous = [
+            reader
+            for reader in self.server.readers
+            if reader.group == group and reader.partition == partition
+        ]
+        self.server.end(previous, "amqp:link:stolen", "New receiver with epoch '0' is created")
+        link.open()
+        start = self.server.hub.first(partition, selector)
+        self.server.readers.append(Reader(link, self, group, partition, start))
+
+    def _refusal(
         self, address: str, group: str, partition: int, selector: str
     ) -> tuple[str, str] | None:
-        """The condition and its text, if that partition cannot be read."""
+        """Return the condition and its text if the client cannot read the partition."""
         if not self.allowed:
             return DENIED
         if self.server.fault == "busy":
             return BUSY
         if self.server.options.group not in (None, group):
             return "amqp:not-found", f"The messaging entity '{address}' could not be found."
-        invalid = self.server.hub.refusal(partition, selector)
-        return ("com.microsoft:argument-error", invalid) if invalid else None
+        invalid_offset = self.server.hub.refusal(partition, selector)
+        if invalid_offset is not None:
+            return "com.microsoft:argument-error", invalid_offset
+        return None
 
     def _refuse(self, link: Any, name: str, text: str) -> None:
         link.open()
@@ -244,7 +257,7 @@ class ClientConnection(asyncio.Protocol, Handler):
             self._store_events(delivery, payload)
 
     def _store_events(self, delivery: Any, payload: bytes) -> None:
-        """Events from a sender."""
+        """Store the events of a transfer, or reject it."""
         server = self.server
         if server.fault.startswith("reject:"):
             _reject(delivery, server.fault.removeprefix("reject:"), "a fault was ordered")
@@ -283,8 +296,11 @@ class ClientConnection(asyncio.Protocol, Handler):
     def _manage(self, payload: bytes) -> None:
         request, properties = _decoded(payload)
         status, text = self.server.check_token(properties["security_token"], properties["name"])
-        found = _described(self.server.hub, properties.get("partition")) if status == 202 else None
-        self._reply("$management", request, 200 if found else status, text, found)
+        if status != 202:
+            self._reply("$management", request, status, text)
+            return
+        description = _described(self.server.hub, properties.get("partition"))
+        self._reply("$management", request, 200, text, description)
 
 
 def _accept(delivery: Any) -> None:
@@ -305,6 +321,7 @@ def _decoded(payload: bytes) -> tuple[Message, dict[str, str]]:
 
 
 def _described(hub: Hub, partition: str | None) -> dict[str, Any]:
+    """Return the properties of a partition; ``None``: of the hub."""
     if partition is None:
         ids = [str(number) for number in range(len(hub.logs))]
         return {
@@ -332,16 +349,17 @@ def _selector(source: Any) -> str:
 
 
 def _key_of(parts: list[amqp.Section]) -> str:
-    noted: dict[Any, Any] = next(
-        (part.value for part in parts if part.code == amqp.MESSAGE_ANNOTATIONS), {}
-    )
-    return text_of(noted.get("x-opt-partition-key", ""))
+    """Return the partition key of a message; empty if it has none."""
+    for part in parts:
+        if part.code == amqp.MESSAGE_ANNOTATIONS:
+            return text_of(part.value.get("x-opt-partition-key", ""))
+    return ""
 
 
 def events_of(payload: bytes, message_format: int) -> tuple[str, list[bytes]]:
-    """The partition key and the events of one transfer; a batch is taken apart."""
+    """Return the partition key and the events of a transfer, which may be a batch."""
     parts = amqp.sections(payload)
     if message_format != amqp.BATCH_FORMAT:
         return _key_of(parts), [amqp.bare(parts)]
-    inner = [amqp.sections(part.value) for part in parts if part.code == amqp.DATA]
-    return _key_of(inner[0]), [amqp.bare(event) for event in inner]
+    events = [amqp.sections(part.value) for part in parts if part.code == amqp.DATA]
+    return _key_of(events[0]), [amqp.bare(event) for event in events]

@@ -1,5 +1,6 @@
-"""``HubServer``: a simulated hub, whose partitions are logs on disk, its keys and faults, and who
-reads what.
+"""``HubServer``: a simulated hub with its keys, its faults and its readers.
+
+``Hub`` has the partitions, which are logs on disk.
 """
 
 import argparse
@@ -27,7 +28,7 @@ BUSY = (
 
 
 def condition(name: str, text: str) -> Condition:
-    """An error; with an info map, which the SDK reads without asking whether it is there."""
+    """Return an error; it has an info map because the SDK always reads one."""
     return Condition(name, text, {symbol("com.microsoft:tracking-id"): "simulated"})
 
 
@@ -47,25 +48,26 @@ class Hub:
         self.created = int(time.time() * 1000)
         self.logs: list[list[Entry]] = [[] for _ in range(partitions)]
         if store.exists():
-            whole = store.read_bytes().rpartition(b"\n")
-            os.truncate(store, len(whole[0] + whole[1]))  # a torn last line was never acknowledged
-            for line in whole[0].splitlines():
-                row = json.loads(line)
-                self._put(row["p"], row["t"], row["k"], base64.b64decode(row["m"]))
-        self.created = min([self.created, *(log[0].enqueued for log in self.logs if log)])
+            self._read(store)
         self._file = store.open("ab")
 
+    def _read(self, store: Path) -> None:
+        lines, newline, _ = store.read_bytes().rpartition(b"\n")
+        os.truncate(store, len(lines + newline))  # a torn last line was never acknowledged
+        for line in lines.splitlines():
+            row = json.loads(line)
+            self._put(row["p"], row["t"], row["k"], base64.b64decode(row["m"]))
+        first_entries = [log[0] for log in self.logs if log]
+        self.created = min([self.created, *(entry.enqueued for entry in first_entries)])
+
     def resize(self, partitions: int) -> None:
-        """To so many partitions; Azure takes none away either."""
+        """Grow to so many partitions; like Azure, never shrink."""
         self.logs += [[] for _ in range(partitions - len(self.logs))]
 
     def refusal(self, partition: int, selector: str) -> str | None:
-        """Why a receiver is refused: its offset is beyond the last one.
-
-        The words are Event Hubs'.
-        """
+        """Return the text of Event Hubs if a receiver's offset is beyond the last one."""
         log = self.logs[partition]
-        (kind, bound) = _bound(selector)
+        kind, bound = _bound(selector)
         last = log[-1].offset if log else -1
         if kind != "offset" or bound <= last:
             return None
@@ -75,11 +77,16 @@ class Hub:
 
     def _put(self, partition: int, enqueued: int, key: str, message: bytes) -> None:
         log = self.logs[partition]
-        offset = log[-1].offset + len(log[-1].message) + 40 if log else 0
+        offset = 0
+        if log:
+            offset = log[-1].offset + len(log[-1].message) + 40
         log.append(Entry(offset, enqueued, key, message))
 
     def append(self, key: str, messages: list[bytes]) -> int:
-        """Write down events, and return their partition; Azure's hash is another, and as stable."""
+        """Write events to the partition of their key, and return it.
+
+        Azure uses another hash, which is as stable.
+        """
         now = int(time.time() * 1000)
         partition = zlib.crc32(key.encode()) % len(self.logs)
         for message in messages:
@@ -90,15 +97,18 @@ class Hub:
         return partition
 
     def first(self, partition: int, selector: str) -> int:
-        """The index of the first event that a receiver's selector lets through."""
+        """Return the index of the first event that a receiver's selector lets through."""
         log = self.logs[partition]
-        (kind, bound) = _bound(selector)
-        values = (entry.offset if kind == "offset" else entry.enqueued for entry in log)
-        return next((index for index, value in enumerate(values) if value > bound), len(log))
+        kind, bound = _bound(selector)
+        for index, entry in enumerate(log):
+            value = entry.offset if kind == "offset" else entry.enqueued
+            if value > bound:
+                return index
+        return len(log)
 
 
 def _bound(selector: str) -> tuple[str, int]:
-    """What a selector asks for, ``offset`` or ``enqueued-time``, and beyond which value."""
+    """Return what a selector compares, ``offset`` or ``enqueued-time``, and its lower bound."""
     kind, _, bound = selector.removeprefix("amqp.annotation.x-opt-").split(" ")
     return kind, int(bound.strip("'"))
 
@@ -115,7 +125,7 @@ class Reader:
 
 
 class HubServer:
-    """The server: hub, keys, faults, and who is connected."""
+    """The hub, its keys, the current fault, and the connected clients."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -124,40 +134,42 @@ class HubServer:
         self.clients: set[Any] = set()
         self.readers: list[Reader] = []
         self.fault = ""
-        self.cuts = 0  # transfers that are to be cut off yet
+        self.cuts = 0  # how many transfers are still to be cut off
         self._tags = itertools.count()
 
     @staticmethod
     def path(address: str) -> list[str]:
-        """The parts of an address such as ``amqps://host/hub/ConsumerGroups/g/Partitions/0``,
-        without the host.
+        """Return the parts of an address without its host.
+
+        An address looks like ``amqps://host/hub/ConsumerGroups/g/Partitions/0``.
         """
-        return [
-            part
-            for part in (urlsplit(address).path if "://" in address else address).split("/")
-            if part
-        ]
+        path = address
+        if "://" in address:
+            path = urlsplit(address).path
+        return [part for part in path.split("/") if part]
 
     def check_token(self, token: str, audience: str) -> tuple[int, str]:
-        """Status and text: of a SAS the signature is checked; the token of an identity is taken."""
+        """Return status and text for a token.
+
+        The signature of a SAS is checked; the token of an identity is always accepted.
+        """
         if self.path(audience)[:1] != [NAME]:
             return 404, f"The messaging entity '{audience}' could not be found."
         if not token.startswith("SharedAccessSignature "):
             return 202, "Accepted"
-        fields = dict(
-            part.split("=", 1) for part in token.partition(" ")[2].split("&") if "=" in part
-        )
+        parts = token.partition(" ")[2].split("&")
+        fields = dict(part.split("=", 1) for part in parts if "=" in part)
         key = self.keys.get(unquote(fields.get("skn", "")))
         if key is None:
             return 401, "InvalidSignature: the name of the key is not known"
-        digest = hmac.new(
-            key.encode(), f"{fields['sr']}\n{fields['se']}".encode(), hashlib.sha256
-        ).digest()
+        signed = f"{fields['sr']}\n{fields['se']}"
+        digest = hmac.new(key.encode(), signed.encode(), hashlib.sha256).digest()
         if not hmac.compare_digest(base64.b64encode(digest).decode(), unquote(fields["sig"])):
             return 401, "InvalidSignature: The token has an invalid signature."
         return 202, "Accepted"
 
     def send(self, link: Any, message: bytes) -> None:
+        """Send an encoded message on a link."""
         delivery = link.delivery(f"{next(self._tags):x}")
         link.send(message)
         link.advance()
@@ -178,12 +190,14 @@ class HubServer:
             reader.next += 1
 
     def pump_all(self, partition: int) -> None:
+        """Send the readers of a partition what they have credit for."""
         for reader in self.readers:
             if reader.partition == partition:
                 self.pump(reader)
                 reader.client.flush()
 
     def end(self, readers: list[Reader], name: str, text: str) -> None:
+        """Close the links of these readers with an error."""
         for reader in readers:
             reader.link.condition = condition(name, text)
             reader.link.close()
@@ -191,7 +205,7 @@ class HubServer:
         self.readers = [reader for reader in self.readers if reader not in readers]
 
     def order(self, word: str) -> None:
-        """A fault from now on, or one at once."""
+        """Carry out an order; see ``__main__`` for the orders."""
         name, _, number = word.partition(":")
         if word in ("drop", "close"):
             for client in list(self.clients):
@@ -200,7 +214,9 @@ class HubServer:
             self.cuts = int(number)
         elif name == "resize":
             self.hub.resize(int(number))
+        elif word == "calm":
+            self.fault = ""
         else:
-            self.fault = "" if word == "calm" else word
+            self.fault = word
             if word == "busy":
                 self.end(self.readers, *BUSY)
