@@ -1,4 +1,4 @@
-"""A fleet to look at: agents of the past and real ones, and a Prometheus that knows both."""
+"""A fleet for the dashboards: series of past agents, real agents, and a Prometheus with both."""
 
 import signal
 import time
@@ -20,10 +20,10 @@ from support.scraping import Prometheus
 
 LIVE = ("WestNO_0", "WestNO_1")
 STOPPED = "WestNO_2"
-SILENT = "db-c"  # in the scrape still, and not answering: for hours, and ever
-NEVER = "db-d"
-LOST = "DB-LOST"  # the event that SILENT was told of last, and that its neighbour sees started
-# of another job, beside agents that are well
+SILENT = "db-c"  # a target that has not answered for hours
+NEVER = "db-d"  # a target that has never answered
+LOST = "DB-LOST"  # the last event that SILENT reported; its neighbors have seen it start
+# instance -> whether it answers: another job on the machines of agents that are well
 EXPORTERS = {
     "eastus-0:10169": False,
     "db-a:10169": True,
@@ -32,156 +32,166 @@ HOUR = 3600.0
 
 
 def past(now: float, hours: float, step: float) -> list[PastVm]:
-    """A scale set of three, one VM of it gone and one deaf.
+    """Return past agents: a scale set of three VMs, and three single VMs in another region.
 
-    Two VMs alone in another region, and one silent by now.
+    Of the scale set one VM is gone, and one no longer reaches IMDS. Of the single VMs one is silent
+    now.
     """
     begins = now - hours * HOUR
     ends = now - now % step
     begins -= begins % step
-    names = sorted(SCENARIOS)
-    scale_set = ("EastUS_0", "EastUS_1", "EastUS_2")
-    alone = ("db-a", "db-b")
-
-    def plays(vms: tuple[str, ...], apart: float, last: float) -> list[Play]:
-        starts = range(round(ends - last), round(begins), -round(apart))
-        return [
-            Play(
-                scenario=SCENARIOS[names[number % len(names)]],
-                event_id=f"{vms[0]}-{number}".upper(),
-                resources=(vms[number % len(vms)],),
-                begun=start - start % step,
-                cancel=number % 5 == 3,
-            )
-            for number, start in enumerate(starts)
-        ]
-
+    web = ("EastUS_0", "EastUS_1", "EastUS_2")
+    in_web = _plays(web, begins, ends - 240, every=15 * 60, step=step)
     long = msgspec.structs.replace(SCENARIOS["user-reboot"], notice=HOUR, started=6 * HOUR)
     lost = Play(scenario=long, event_id=LOST, resources=(SILENT,), begun=begins - HOUR + 5 * step)
-    shared = plays(scale_set, 15 * 60, 240)
-    return [
-        PastVm(scale_set[0], shared, begins, ends, "eastus", "web"),
-        PastVm(scale_set[1], shared, begins, ends - 900, "eastus", "web", gone=True),
-        PastVm(
-            scale_set[2], shared, begins, ends, "eastus", "web", deaf_from=ends - 600, degraded=True
-        ),
-        *(
-            PastVm(
-                name,
-                [*plays((name,), 35 * 60, 420), lost],
-                begins,
-                ends,
-                "westeurope",
-                "data",
-                interruption=9.0,
-            )
-            for name in alone
-        ),
-        PastVm(SILENT, [lost], begins - HOUR, begins - HOUR / 2, "westeurope", "data", gone=True),
+
+    vms = [
+        PastVm(web[0], in_web, begins, ends, "eastus", "web"),
+        PastVm(web[1], in_web, begins, ends - 900, "eastus", "web", gone=True),
+        PastVm(web[2], in_web, begins, ends, "eastus", "web", deaf_from=ends - 600, degraded=True),
     ]
+    for name in ("db-a", "db-b"):
+        plays = [*_plays((name,), begins, ends - 420, every=35 * 60, step=step), lost]
+        vms.append(PastVm(name, plays, begins, ends, "westeurope", "data", interruption=9.0))
+    silent_since = begins - HOUR / 2
+    vms.append(PastVm(SILENT, [lost], begins - HOUR, silent_since, "westeurope", "data", gone=True))
+    return vms
+
+
+def _plays(
+    vms: tuple[str, ...], begins: float, last: float, *, every: float, step: float
+) -> list[Play]:
+    """Return plays of all scenarios, one each ``every`` seconds, by turns of these VMs."""
+    scenarios = sorted(SCENARIOS)
+    plays: list[Play] = []
+    for number, start in enumerate(range(round(last), round(begins), -round(every))):
+        play = Play(
+            scenario=SCENARIOS[scenarios[number % len(scenarios)]],
+            event_id=f"{vms[0]}-{number}".upper(),
+            resources=(vms[number % len(vms)],),
+            begun=start - start % step,
+            cancel=number % 5 == 3,
+        )
+        plays.append(play)
+    return plays
 
 
 @contextmanager
 def watched_fleet(
     directory: Path, *, hours: float = 2.0, step: float = 60.0
 ) -> Iterator[Prometheus]:
-    """A Prometheus after some seconds of real events: one is over, two are scheduled, one has
+    """Run real agents and a Prometheus that scrapes them and knows the past ones.
+
+    It is yielded after some seconds of real events: one has ended, two are scheduled, one has
     started.
     """
     with ExitStack() as stack:
         vms = past(time.time(), hours, step)
         history = openmetrics(vms, step)
         present = stack.enter_context(Present(vm for vm in vms if not vm.gone))
-        answering, refusing = (stack.enter_context(HttpPeer()) for _ in range(2))
-        refusing.default = Say(503)
-        sinks = {"oncall": answering.url, "hub": refusing.url}
-        hooks = {
-            name: {"webhook": {"url": url, "allow_private": True}} for name, url in sinks.items()
-        }
-        # a rehearsal
-        approval = {
-            "enabled": True,
-            "rules": [{"name": "users", "match": {"event_source": "User"}}],
-        }
         simulator = stack.enter_context(Simulator((*LIVE, STOPPED)))
-        words = ({"sinks": hooks, "approval": approval}, "--allow-approval")
-        agents = [
-            stack.enter_context(RunningAgent(simulator.endpoint_of(vm), directory / vm, *words))
-            for vm in LIVE
-        ]
+        agents = _start_agents(stack, simulator, directory)
         stopped = stack.enter_context(
             RunningAgent(simulator.endpoint_of(STOPPED), directory / STOPPED)
         )
-        deaf = stack.enter_context(
+        without_imds = stack.enter_context(
             RunningAgent(f"http://127.0.0.1:{free_port()}", directory / "deaf").at_once()
         )
-        targets = [f"127.0.0.1:{agent.port}" for agent in (*agents, stopped, deaf)]
-        refused = [
+        targets = [f"127.0.0.1:{agent.port}" for agent in (*agents, stopped, without_imds)]
+        refusing = [
             {"targets": [f"127.0.0.1:{free_port()}"], "labels": {"instance": f"{vm}:10169"}}
             for vm in (SILENT, NEVER)
         ]
-        scraped: list[dict[str, Any]] = [{"targets": targets}, *present.targets, *refused]
+        scraped: list[dict[str, Any]] = [{"targets": targets}, *present.targets, *refusing]
         prometheus = stack.enter_context(Prometheus(directory, scraped, history, EXPORTERS))
         eventually(lambda: prometheus.value('count(up{instance=~"127.+"} == 1)') == len(targets))
-        eventually(
-            lambda: (
-                prometheus.value('count(notbefore_vm_info{instance=~"127.+"})') == len(targets) - 1
-            ),
-            patience=60,
-        )
-        _play(simulator, agents, stopped, prometheus)
+        named = 'count(notbefore_vm_info{instance=~"127.+"})'
+        eventually(lambda: prometheus.value(named) == len(targets) - 1, patience=60)
+        stopped.stop()
+        _play_events(simulator, agents, prometheus)
+        _wait_for_series(prometheus)
         yield prometheus
 
 
-def _play(
-    simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgent, prometheus: Prometheus
-) -> None:
-    """Let things happen, and wait until they have been scraped."""
-    stopped.stop()
+def _start_agents(stack: ExitStack, simulator: Simulator, directory: Path) -> list[RunningAgent]:
+    """Start an agent for each live VM, with a sink that accepts, a sink that fails, and a dry run
+    of approval.
+    """
+    accepting = stack.enter_context(HttpPeer())
+    failing = stack.enter_context(HttpPeer())
+    failing.default = Say(503)
+    config = {
+        "sinks": {
+            "oncall": {"webhook": {"url": accepting.url, "allow_private": True}},
+            "hub": {"webhook": {"url": failing.url, "allow_private": True}},
+        },
+        "approval": {
+            "enabled": True,
+            "rules": [{"name": "users", "match": {"event_source": "User"}}],
+        },
+    }
+    agents: list[RunningAgent] = []
+    for vm in LIVE:
+        agent = RunningAgent(simulator.endpoint_of(vm), directory / vm, config, "--allow-approval")
+        agents.append(stack.enter_context(agent))
+    return agents
+
+
+def _play_events(simulator: Simulator, agents: list[RunningAgent], prometheus: Prometheus) -> None:
+    """Let a flawed event, a bad answer, a whole event with an interruption, and others happen."""
     soon = formatdate(time.time() + 900, usegmt=True)
     simulator.set_document(
         body(item("flawed", Resources=["WestNO_7"], NotBefore=soon, DurationInSeconds="soon"))
     )
     eventually(lambda: prometheus.value("sum(notbefore_event_flaws_total)"))
     simulator.fault("garbage", times=2)
-    # step by step, and not in fast motion: however slow the machine is, no step is missed
+
+    # step by step: in fast motion, a slow machine would miss some
     simulator.set_document(body(item(NotBefore=soon)))
-    _told(agents, "announced")
+    _wait_for_change(agents, "announced")
     simulator.set_document(body(item(EventStatus="Started", NotBefore="")))
-    _told(agents, "started")
+    _wait_for_change(agents, "started")
+
     polls = agents[0].metric_sum("notbefore_polls_total")
-    # it measures from the next one on
+    # the agent measures interruptions from the next poll on
     eventually(lambda: agents[0].metric_sum("notbefore_polls_total") > polls)
     agents[0].process.send_signal(signal.SIGSTOP)
     time.sleep(1.0)  # this is the interruption
     agents[0].process.send_signal(signal.SIGCONT)
     simulator.set_document(body())
-    _told(agents, "finished")
+    _wait_for_change(agents, "finished")
+
     simulator.start("user-reboot")
     simulator.start("hardware-failure")
     simulator.start("memory-preserving-update", resources=LIVE)
-    for expr, least in {
+
+
+def _wait_for_series(prometheus: Prometheus) -> None:
+    """Wait until Prometheus has scraped what happened."""
+    minimum_of = {
         'count(azure_scheduled_event_status{instance=~"127.+"})': 6.0,
         'sum(increase(notbefore_deliveries_total{instance=~"127.+", result="delivered"}[5m]))': 1.0,
         'sum(increase(notbefore_deliveries_total{instance=~"127.+", result="failed"}[5m]))': 1.0,
         'sum(azure_scheduled_event_measured_interruption_seconds_count{instance=~"127.+"})': 1.0,
         'sum(azure_scheduled_event_approvals_total{result="dry_run"})': 1.0,
         'count(up{instance=~"127.+"} == 0)': 1.0,
-        # who stood still has found its disk slow
+        # the interrupted agent has called its disk slow for a moment
         'count(notbefore_store_degraded{instance=~"127.+"} == 0)': 3.0,
         'count(up{job="node"})': float(len(EXPORTERS)),
-    }.items():
-        eventually(lambda: (prometheus.value(expr) or 0.0) >= least)
+    }
+    for expression, minimum in minimum_of.items():
+        eventually(lambda: (prometheus.value(expression) or 0.0) >= minimum)
 
 
-def _told(agents: list[RunningAgent], kind: str) -> None:
-    def told() -> bool:
-        changes = [
-            record["azure.scheduled_event.change"]
-            for agent in agents
-            for record in agent.records
-            if record["azure.scheduled_event.id"] == ID
-        ]
+def _wait_for_change(agents: list[RunningAgent], kind: str) -> None:
+    """Wait until each agent has reported this change of the event ``ID``."""
+
+    def all_reported() -> bool:
+        changes: list[str] = []
+        for agent in agents:
+            for record in agent.records:
+                if record["azure.scheduled_event.id"] == ID:
+                    changes.append(record["azure.scheduled_event.change"])
         return changes.count(kind) == len(agents)
 
-    eventually(told)
+    eventually(all_reported)

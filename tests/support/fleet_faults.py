@@ -1,10 +1,9 @@
-"""``notbefore fleet`` under faults, with an account of what must have been notified that shares no
-code with it.
+"""``notbefore fleet`` under faults, with an account of the expected notifications.
 
-A writer sends the changes of many VMs and Azure's own messages to the hub, as bytes of its own
-making; a receiver notes what arrives. Each event is announced, started and finished by each VM of
-its scale set, by Azure, or by both: so three notifications are wanted of it, in this order, each
-under one delivery id of its own.
+The account shares no code with the fleet. A writer sends the changes of many VMs, and Azure's own
+messages, to the hub; a receiver keeps what arrives. Each event is announced, started and finished:
+by each VM of its scale set, by Azure, or by both. Three notifications are expected of it, in this
+order, each under a delivery id of its own.
 """
 
 import json
@@ -15,7 +14,6 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -39,13 +37,13 @@ ONLY_AZURE = 2
 VMS = 3  # of each scale set
 SETS = 40
 PAUSE = 0.5  # seconds between two turns of the writer
-LIFE = 6  # of an event, in such turns
-PATIENCE = 240.0  # seconds without anything new, after which the rest counts as lost
-STORE = "notbefore_fleet_errors_total"
+LIFE = 6  # turns from the announcement of an event to its start, and from there to its end
+PATIENCE = 240.0  # seconds without a new notification, after which the rest counts as lost
+ERRORS = "notbefore_fleet_errors_total"
 
 
 def change_of(event: str, vm: str, step: str, not_before: datetime) -> bytes:
-    """What the agent of a VM sends."""
+    """Return a change as the agent of a VM sends it."""
     scale_set = vm.partition("_")[0]
     now = datetime.now(UTC).isoformat()
     return record_of(
@@ -64,7 +62,7 @@ def change_of(event: str, vm: str, step: str, not_before: datetime) -> bytes:
 
 
 def message_of(event: str, scale_set: str, step: str, not_before: datetime) -> bytes:
-    """What Event Grid delivers of the same step."""
+    """Return the message of Event Grid about the same step."""
     return encoded(
         message(
             STATUSES[step],
@@ -78,47 +76,48 @@ def message_of(event: str, scale_set: str, step: str, not_before: datetime) -> b
 
 
 class Writer(threading.Thread):
-    """Begins an event each turn until it is to end, and sends all of their changes, until the hub
-    has each of them.
-    """
+    """Announces an event each turn until ``end``, and sends all changes of these events."""
 
     def __init__(self, hub: Hub) -> None:
         super().__init__()
         self._hub = hub
-        self._over = threading.Event()
-        self._not_before = datetime.now(UTC) + timedelta(hours=1)  # Azure's, the same on each VM
-        self.begun: list[str] = []
+        self._ending = threading.Event()
+        self._not_before = datetime.now(UTC) + timedelta(hours=1)  # the same on each VM
+        self.begun: list[str] = []  # ids of the events
 
     def end(self) -> None:
-        """Begin nothing more; what has begun comes to its end."""
-        self._over.set()
+        """Announce no more events, and wait until those that were announced are finished."""
+        self._ending.set()
         if self.is_alive():
             self.join()
 
     def run(self) -> None:
+        """Announce an event, start an older one, and finish a still older one in each turn."""
         turn = 0
-        while not self._over.is_set() or turn < len(self.begun) + 2 * LIFE:
-            if not self._over.is_set():
+        while not self._ending.is_set() or turn < len(self.begun) + 2 * LIFE:
+            if not self._ending.is_set():
                 self.begun.append(f"E{turn}")
-            for age, step in enumerate(
-                STEPS
-            ):  # an event begins, an older one starts, a still older one ends
+            for age, step in enumerate(STEPS):
                 number = turn - age * LIFE
                 if 0 <= number < len(self.begun):
-                    name = f"set{number % SETS}"
-                    changes: list[bytes] = []
-                    if number % 3 != ONLY_AZURE:
-                        for vm in range(VMS):
-                            change = change_of(f"E{number}", f"{name}_{vm}", step, self._not_before)
-                            changes.append(change)
-                    if number % 3 != ONLY_VMS:
-                        changes.append(message_of(f"E{number}", name, step, self._not_before))
-                    self._send(f"sub/rg/{name}", changes)
+                    self._report(number, step)
             turn += 1
             time.sleep(PAUSE)
 
+    def _report(self, number: int, step: str) -> None:
+        """Send a step of an event as the VMs of a scale set, Azure, or both report it."""
+        event = f"E{number}"
+        name = f"set{number % SETS}"
+        changes: list[bytes] = []
+        if number % 3 != ONLY_AZURE:
+            for vm in range(VMS):
+                changes.append(change_of(event, f"{name}_{vm}", step, self._not_before))
+        if number % 3 != ONLY_VMS:
+            changes.append(message_of(event, name, step, self._not_before))
+        self._send(f"sub/rg/{name}", changes)
+
     def _send(self, key: str, bodies: list[bytes]) -> None:
-        """Send until the hub has it: what comes next waits, so the order is kept."""
+        """Send until the hub has accepted: the next change waits, so that the order is kept."""
         while True:
             with suppress(EventHubError, OSError):
                 send(self._hub, bodies, key)
@@ -127,35 +126,39 @@ class Writer(threading.Thread):
 
 
 class Account(NamedTuple):
-    """What came of it."""
+    """Compares the notifications that arrived with those that were expected."""
 
     wanted: int  # notifications
     lost: int
-    out_of_order: int
+    out_of_order: int  # events
     twice: int  # under another delivery id: people were notified of the same step again
     repeated: int  # under the same delivery id
 
     @classmethod
     def of(cls, events: list[str], hook: HttpPeer) -> "Account":
-        """What of these events the receiver was notified of."""
-        found = notified(hook)
-        first: dict[tuple[str, str], int] = {}
-        for place, (event, step, _) in enumerate(found):
-            first.setdefault((event, step), place)
-        wanted = [(event, step) for event in events for step in STEPS]
-        places = [
-            [first[event, step] for step in STEPS if (event, step) in first] for event in events
-        ]
+        """Compare the notifications at the receiver with those expected of these events."""
+        notifications = notified(hook)
+        first: dict[tuple[str, str], int] = {}  # the index of the first notification of a step
+        for index, (event, step, _) in enumerate(notifications):
+            first.setdefault((event, step), index)
+        lost = 0
+        out_of_order = 0
+        for event in events:
+            indices = [first[event, step] for step in STEPS if (event, step) in first]
+            lost += len(STEPS) - len(indices)
+            out_of_order += indices != sorted(indices)
+        different = set(notifications)
         return cls(
-            wanted=len(wanted),
-            lost=sum(one not in first for one in wanted),
-            out_of_order=sum(one != sorted(one) for one in places),
-            twice=len(set(found)) - len(first),
-            repeated=len(found) - len(set(found)),
+            wanted=len(events) * len(STEPS),
+            lost=lost,
+            out_of_order=out_of_order,
+            twice=len(different) - len(first),
+            repeated=len(notifications) - len(different),
         )
 
     @property
     def line(self) -> str:
+        """The account in words."""
         return (
             f"{self.wanted:,} notifications wanted, {self.lost} lost, {self.out_of_order} events"
             f" out of order, {self.twice} notified twice, {self.repeated} repeated under the"
@@ -164,22 +167,20 @@ class Account(NamedTuple):
 
 
 def notified(hook: HttpPeer) -> list[tuple[str, str, str]]:
-    """Event, step and delivery id of what the receiver has accepted, in the order in
-    which it came.
-    """
-    found = []
-    for one in list(hook.requests):
-        if not one.body.endswith(b"}"):  # its courier was killed while it sent it
+    """Return event, step and delivery id of each notification, in the order of arrival."""
+    notifications: list[tuple[str, str, str]] = []
+    for request in list(hook.requests):
+        if not request.body.endswith(b"}"):  # a courier was killed while it sent this
             continue
-        record = json.loads(one.body)
+        record = json.loads(request.body)
         event = record["azure.scheduled_event.id"]
         step = record["azure.scheduled_event.change"]
-        found.append((event, step, one.headers["x-notbefore-delivery-id"]))
-    return found
+        notifications.append((event, step, request.headers["x-notbefore-delivery-id"]))
+    return notifications
 
 
 class Scene(ExitStack):
-    """A hub, perhaps a checkpoint store, a receiver, instances that read the hub, and a writer."""
+    """A hub, a receiver, a writer and instances; ``store``: with a checkpoint store."""
 
     def __init__(self, directory: Path, instances: int, *, store: bool = True) -> None:
         super().__init__()
@@ -198,8 +199,7 @@ class Scene(ExitStack):
             }
         self._config = configured(directory, self.hub, self.hook.url, **options)
         values = yaml.safe_load(self._config.read_text(encoding="utf-8"))
-        # by default what announces an event is not sent any more once that is over: here it is
-        # wanted
+        # else announcements of ended events would not be sent
         values["sinks"]["hook"]["webhook"]["expire_on_end"] = False
         self._config.write_text(yaml.safe_dump(values), encoding="utf-8")
         self.writer = Writer(self.hub)
@@ -207,7 +207,7 @@ class Scene(ExitStack):
             self.add()
 
     def __enter__(self) -> Self:
-        # what is over before somebody reads its partition is history, and nobody's news
+        # events that end before an instance reads their partition are not notified
         eventually(lambda: self.metric("notbefore_fleet_partitions") == 8, patience=PATIENCE)
         self.writer.start()
         self.progress()
@@ -215,158 +215,174 @@ class Scene(ExitStack):
 
     def _end(self) -> None:
         self.writer.end()
-        for one in self.instances:
-            one.__exit__()
+        for instance in self.instances:
+            instance.__exit__()
 
     def add(self, state: Path | None = None) -> None:
-        number = len(self.instances) + len(self._ended)
-        self.instances.append(
-            RunningFleet(self._config, state or self._directory / f"instance{number}")
-        )
+        """Start an instance, on this state directory or a new one."""
+        if state is None:
+            number = len(self.instances) + len(self._ended)
+            state = self._directory / f"instance{number}"
+        self.instances.append(RunningFleet(self._config, state))
 
     def kill(self, number: int = -1, *, disk: bool = False) -> Path:
-        """Kill an instance; ``disk``: its machine is gone with its disk. Returns its state."""
-        one = self.instances.pop(number)
-        self._ended.append(one)
-        one.stop(signal.SIGKILL)
+        """Kill an instance, and return its state directory; ``disk``: delete that too."""
+        instance = self.instances.pop(number)
+        self._ended.append(instance)
+        instance.stop(signal.SIGKILL)
         if disk:
-            eventually(lambda: _removed(one.state))  # its courier may write for a moment yet
-        return one.state
+            # its courier may still write for a moment
+            eventually(lambda: _removed(instance.state))
+        return instance.state
 
     def notified(self) -> int:
+        """Return how many different notifications have arrived."""
         return len(set(notified(self.hook)))
 
     def progress(self, count: int = 6) -> None:
-        """Wait until so many more steps were notified."""
+        """Wait for so many more notifications."""
         wanted = self.notified() + count
         eventually(lambda: self.notified() >= wanted, patience=PATIENCE)
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over the instances that answer."""
-        found = 0.0
-        for one in self.instances:
+        """Return the sum of a metric over the instances that answer."""
+        total = 0.0
+        for instance in self.instances:
             with suppress(OSError):
-                found += one.metric_sum(name)
-        return found
+                total += instance.metric_sum(name)
+        return total
 
     def takeovers(self) -> int:
-        """How often an instance began to read a partition, by their logs."""
-        return sum(one.log.count(": reading from sequence") for one in self.instances + self._ended)
+        """Return how often the instances began to read a partition, by their logs."""
+        instances = self.instances + self._ended
+        return sum(instance.log.count(": reading from sequence") for instance in instances)
 
     def settle(self) -> Account:
-        """Have the writer end, wait for what is wanted, and count."""
+        """End the writer, wait until no notification is missing, and return the account."""
         self.writer.end()
-        since = time.monotonic()
+        last_progress = time.monotonic()
         seen = 0
-        while (
-            account := Account.of(self.writer.begun, self.hook)
-        ).lost and time.monotonic() - since < PATIENCE:
+        account = Account.of(self.writer.begun, self.hook)
+        while account.lost and time.monotonic() - last_progress < PATIENCE:
             time.sleep(0.5)
             if len(self.hook.requests) > seen:
-                since = time.monotonic()
+                last_progress = time.monotonic()
                 seen = len(self.hook.requests)
+            account = Account.of(self.writer.begun, self.hook)
         return account
 
 
 def _removed(path: Path) -> bool:
+    """Remove a directory, and return whether it is gone."""
     shutil.rmtree(path, ignore_errors=True)
     return not path.exists()
 
 
-# ---- the faults; each returns the account, and what else is to be known
+# ---- the faults; each returns the account, and a description
 
 
 def kills(directory: Path, times: int, instances: int = 2, stops: int = 0) -> tuple[Account, str]:
-    """Instances of which one is killed again and again.
+    """Kill one instance again and again.
 
-    Every other time its disk is gone with it, if it has a store.
-
-    ``stops``: how often another one hangs as well, for some seconds, perhaps longer than
-    ``takeover``.
+    Every other time it loses its disk, if there is a checkpoint store. ``stops``: how often another
+    instance hangs for some seconds, perhaps longer than ``takeover``.
     """
-    with Scene(directory, instances, store=instances > 1) as at:
-        chance = random.Random(16)  # noqa: S311 - no secret
-        for killed in range(times):
-            time.sleep(chance.random())
-            at.add(at.kill(0, disk=instances > 1 and killed % 4 < 2))
-            if killed < stops:
-                at.instances[0].process.send_signal(signal.SIGSTOP)
-                time.sleep(1 + 8 * chance.random())
-                at.instances[0].process.send_signal(signal.SIGCONT)
-            at.progress(1)
-        account = at.settle()
-        said = (
-            f"{instances} instances, {times} kills, {stops} stops, {at.takeovers()} takeovers of a"
-            " partition"
+    has_store = instances > 1
+    with Scene(directory, instances, store=has_store) as scene:
+        dice = random.Random(16)  # noqa: S311 - no secret
+        for number in range(times):
+            time.sleep(dice.random())
+            scene.add(scene.kill(0, disk=has_store and number % 4 < 2))
+            if number < stops:
+                scene.instances[0].process.send_signal(signal.SIGSTOP)
+                time.sleep(1 + 8 * dice.random())
+                scene.instances[0].process.send_signal(signal.SIGCONT)
+            scene.progress(1)
+        account = scene.settle()
+        description = (
+            f"{instances} instances, {times} kills, {stops} stops, {scene.takeovers()} takeovers"
+            " of a partition"
         )
-        return account, said
+        return account, description
 
 
 def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
-    """The checkpoint store is away, and then it hangs; meanwhile an instance is killed."""
-    with Scene(directory, 2) as at:
-        assert at.blobs
-        began = at.notified()
-        for away, back in (
-            (at.blobs.stop, at.blobs.start),
-            (partial(at.blobs.hang, signal.SIGSTOP), partial(at.blobs.hang, signal.SIGCONT)),
-        ):
-            away()
-            time.sleep(seconds / 2)
-            at.add(at.kill(disk=True))
-            time.sleep(seconds / 2)
-            back()
-            at.progress()
-            time.sleep(20)  # every partition is written, and shared by both again
-        return (
-            at.settle(),
-            (
-                f"away and hung for {seconds:.0f} s each: {at.notified() - began} were notified"
-                " meanwhile"
-            ),
+    """Stop the checkpoint store, and then let it hang; kill an instance meanwhile."""
+    with Scene(directory, 2) as scene:
+        assert scene.blobs
+        before = scene.notified()
+
+        scene.blobs.stop()
+        _kill_meanwhile(scene, seconds)
+        scene.blobs.start()
+        _recover(scene)
+
+        scene.blobs.hang(signal.SIGSTOP)
+        _kill_meanwhile(scene, seconds)
+        scene.blobs.hang(signal.SIGCONT)
+        _recover(scene)
+
+        account = scene.settle()
+        description = (
+            f"away and hung for {seconds:.0f} s each: {scene.notified() - before} were notified"
+            " meanwhile"
         )
+        return account, description
+
+
+def _kill_meanwhile(scene: Scene, seconds: float) -> None:
+    """Kill an instance with its disk in the middle of so many seconds."""
+    time.sleep(seconds / 2)
+    scene.add(scene.kill(disk=True))
+    time.sleep(seconds / 2)
+
+
+def _recover(scene: Scene) -> None:
+    """Wait until the instances have written and shared all partitions again."""
+    scene.progress()
+    time.sleep(20)
 
 
 def container_deleted(directory: Path) -> tuple[Account, str]:
-    """Somebody deletes the container of the checkpoints under running instances, and makes it
-    again.
-    """
-    with Scene(directory, 2) as at:
-        assert at.blobs
-        at.progress()
+    """Delete the container of the checkpoints under running instances, and make it again."""
+    with Scene(directory, 2) as scene:
+        assert scene.blobs
+        scene.progress()
         time.sleep(6)  # snapshots are written
-        at.blobs.delete_container()
-        eventually(lambda: at.metric(STORE))
-        at.blobs.make_container()
-        # each instance has written what it has: before that, only its memory knows it
+        scene.blobs.delete_container()
+        eventually(lambda: scene.metric(ERRORS))
+        scene.blobs.make_container()
+        # until the instances have written again, only their memory has the state
         time.sleep(12)
-        at.add(at.kill())
-        at.progress(12)
-        eventually(lambda: at.metric("notbefore_fleet_partitions") == 8)
-        return at.settle(), "deleted and made again, and an instance killed after it"
+        scene.add(scene.kill())
+        scene.progress(12)
+        eventually(lambda: scene.metric("notbefore_fleet_partitions") == 8)
+        account = scene.settle()
+        return account, "deleted and made again, and an instance killed after it"
 
 
 def hub_away(directory: Path, seconds: float) -> tuple[Account, str]:
-    """The hub is away, throttles, ends connections."""
-    with Scene(directory, 1, store=False) as at:
-        one = at.instances[0].ready()
-        at.hub.kill()
-        eventually(lambda: not one.answers("/readyz"))
-        assert one.answers("/healthz")
+    """Kill the hub, let it throttle, and let it end connections."""
+    with Scene(directory, 1, store=False) as scene:
+        instance = scene.instances[0].ready()
+        scene.hub.kill()
+        eventually(lambda: not instance.answers("/readyz"))
+        assert instance.answers("/healthz")
         time.sleep(seconds)
-        at.hub.start()
-        at.progress()
-        at.hub.order("busy")
+        scene.hub.start()
+        scene.progress()
+
+        scene.hub.order("busy")
         time.sleep(seconds)
-        at.hub.order("calm")
-        at.progress()
-        for word in ("drop", "close"):
-            at.hub.order(word)
-            at.progress()
-        return (
-            at.settle(),
-            (
-                f"away for {seconds:.0f} s, throttling for {seconds:.0f} s, all connections ended"
-                " twice"
-            ),
+        scene.hub.order("calm")
+        scene.progress()
+
+        for order in ("drop", "close"):
+            scene.hub.order(order)
+            scene.progress()
+
+        account = scene.settle()
+        description = (
+            f"away for {seconds:.0f} s, throttling for {seconds:.0f} s, all connections ended twice"
         )
+        return account, description

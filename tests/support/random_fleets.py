@@ -1,9 +1,8 @@
-"""Random fleets: VMs of one name in several groups, digests, short notices.
+"""Random fleets, and an account of the notifications that they must cause.
 
-And an account of what must be notified.
-
-The records are bytes of its own making; the account is kept from the plan alone, and shares no code
-with the fold.
+``planned`` makes a plan of events: VMs of the same name in several groups, moved events, short
+notices. ``notified`` lets the fold of the fleet read the records of that plan. ``wrong`` judges its
+notifications by the plan alone, and shares no code with the fold.
 """
 
 import json
@@ -26,8 +25,7 @@ TYPES: Final = {
     "Redeploy": 600.0,
     "Terminate": 300.0,
 }
-# what only some api-versions and agents report of an event
-DETAILS: Final = {
+DETAILS: Final = {  # fields that only some api-versions have
     "description": "Host maintenance.",
     "source": "Platform",
     "expected_duration_seconds": 9,
@@ -38,54 +36,63 @@ BEAT_EVERY: Final = 120.0  # seconds between two heartbeats of a VM
 FOLLOW_EVERY: Final = 20.0  # seconds between two looks of a partition at another one
 HORIZON: Final = 4_000.0  # seconds in which VMs send heartbeats
 GROUPINGS: Final = (("event_id",), ("scale_set", "event_type"), ("region",))
-SEEN: Final = 1.0  # seconds from what happens until a VM reports it, at most
+SEEN: Final = 1.0  # seconds from a step until a VM reports it, at most
 
 Group = tuple[str, str]
 
 
 @dataclass
 class Planned:
-    """One event, as it is."""
+    """One event with its real course."""
 
     id: str
     group: Group
     vm: str
     type: str
-    steps: list[tuple[float, str, float]] = field(
-        default_factory=list
-    )  # seconds, kind, NotBefore in seconds
+    # time in seconds, kind, NotBefore in seconds
+    steps: list[tuple[float, str, float]] = field(default_factory=list)
     joins_at: float | None = None  # when it also affects ``joiner``
     hidden_at: float | None = None  # when one VM does not see it listed for ``HIDDEN`` seconds
     vanishes_at: float | None = None  # when its VM is deleted without a word
 
     @property
     def joiner(self) -> str:
+        """The VM that the event also affects from ``joins_at`` on."""
         return f"joins-{self.vm}"
 
     @property
     def peers(self) -> tuple[str, str]:
+        """Two VMs that see the event and are not affected."""
         return f"peer-of-{self.vm}", f"other-peer-of-{self.vm}"
 
     @property
     def is_canceled(self) -> bool:
+        """Whether Azure cancels the event."""
         return self.steps[-1][1] == "canceled"
 
     @property
-    def known(self) -> tuple[float, float]:
-        """When its last NotBefore was known, and that NotBefore, in seconds."""
-        known = [step for step in self.steps if step[1] in ("announced", "updated")]
-        return known[-1][0], known[-1][2]
+    def last_not_before(self) -> tuple[float, float]:
+        """When its last NotBefore was announced, and that NotBefore, in seconds."""
+        announcements = [step for step in self.steps if step[1] in ("announced", "updated")]
+        time, _, not_before = announcements[-1]
+        return time, not_before
 
-    def at(self, *kinds: str) -> float | None:
-        return next((time for time, kind, _ in self.steps if kind in kinds), None)
+    @property
+    def start(self) -> float | None:
+        """When the event starts; ``None`` if it is canceled."""
+        for time, kind, _ in self.steps:
+            if kind == "started":
+                return time
+        return None
 
     def resources(self, when: float) -> list[str]:
+        """The VMs that the event affects at this time."""
         if self.joins_at is not None and when >= self.joins_at:
             return [self.vm, self.joiner]
         return [self.vm]
 
     def reports(self, reporter: str, when: float, kind: str) -> bool:
-        """Whether a VM reports a step: a deleted one cannot."""
+        """Return whether a VM reports a step: a deleted VM cannot."""
         if reporter != self.vm:
             return True
         if self.vanishes_at is not None:
@@ -94,73 +101,91 @@ class Planned:
 
 
 def planned(dice: random.Random) -> list[Planned]:
-    """What happens to a fleet of several subscriptions and resource groups whose VMs have the same
-    names.
-    """
-    groups = [(f"sub-{one}", f"rg-{two}") for one in range(2) for two in range(dice.randint(1, 3))]
-    plan: list[Planned] = []
-    for number in range(dice.randint(3, 25)):
-        group = dice.choice(groups)
-        kind = dice.choice(list(TYPES))
-        event = Planned(f"E{number}", group, f"web{dice.randint(0, 3)}", kind)
-        begin = dice.uniform(0, 1500)
-        notice = TYPES[kind]
-        due = begin + notice
-        event.steps.append((begin, "announced", due))
-
-        if dice.random() < 0.3:
-            moved = begin + dice.uniform(3, notice * 0.6)
-            due = moved + dice.uniform(20, notice)
-            event.steps.append((moved, "updated", due))
-        last_known = event.steps[-1][0]
-
-        if dice.random() < 0.2:
-            event.steps.append((dice.uniform(last_known, due) + 1, "canceled", due))
-            if dice.random() < 0.5:
-                event.vm = f"deleted{number}"
-                event.vanishes_at = dice.uniform(last_known, event.steps[-1][0])
-        else:
-            event.steps.append((due, "started", due))
-            event.steps.append((due + dice.uniform(5, 300), "finished", due))
-            _complicate(event, last_known, due, dice)
-        plan.append(event)
-    return plan
+    """Plan the events of several subscriptions and groups whose VMs have the same names."""
+    groups: list[Group] = []
+    for subscription in range(2):
+        for number in range(dice.randint(1, 3)):
+            groups.append((f"sub-{subscription}", f"rg-{number}"))
+    return [_planned_event(number, groups, dice) for number in range(dice.randint(3, 25))]
 
 
-def _complicate(event: Planned, known: float, due: float, dice: random.Random) -> None:
-    """Let a VM join the event before it starts, or let one not see it for a moment."""
+def _planned_event(number: int, groups: list[Group], dice: random.Random) -> Planned:
+    group = dice.choice(groups)
+    event_type = dice.choice(list(TYPES))
+    event = Planned(f"E{number}", group, f"web{dice.randint(0, 3)}", event_type)
+    begin = dice.uniform(0, 1500)
+    notice = TYPES[event_type]
+    due = begin + notice
+    event.steps.append((begin, "announced", due))
+
+    if dice.random() < 0.3:
+        moved = begin + dice.uniform(3, notice * 0.6)
+        due = moved + dice.uniform(20, notice)
+        event.steps.append((moved, "updated", due))
+    last_announced = event.steps[-1][0]
+
+    if dice.random() < 0.2:
+        event.steps.append((dice.uniform(last_announced, due) + 1, "canceled", due))
+        if dice.random() < 0.5:
+            event.vm = f"deleted{number}"
+            event.vanishes_at = dice.uniform(last_announced, event.steps[-1][0])
+    else:
+        event.steps.append((due, "started", due))
+        event.steps.append((due + dice.uniform(5, 300), "finished", due))
+        _complicate(event, last_announced, due, dice)
+    return event
+
+
+def _complicate(event: Planned, announced: float, due: float, dice: random.Random) -> None:
+    """Let a VM join the event before it starts, or hide it from a VM for a moment."""
     turn = dice.random()
     if turn < 0.2:
-        event.joins_at = dice.uniform(known + 2 * SEEN, due)
+        event.joins_at = dice.uniform(announced + 2 * SEEN, due)
         event.steps.append((event.joins_at, "updated", due))
         event.steps.sort()
-    elif turn < 0.4 and due - known > HIDDEN + 4 * SEEN:
-        event.hidden_at = dice.uniform(known + 2 * SEEN, due - HIDDEN - 2 * SEEN)
+    elif turn < 0.4 and due - announced > HIDDEN + 4 * SEEN:
+        event.hidden_at = dice.uniform(announced + 2 * SEEN, due - HIDDEN - 2 * SEEN)
 
 
-def record_of(reporter: str, change: str, group: Group, **of_event: Any) -> bytes:
-    """The change of an event as the agent of a VM sends it.
+PREFIX: Final = "azure.scheduled_event."
 
-    ``time`` and the rest are the record's own fields.
+
+def record_of(
+    reporter: str,
+    change: str,
+    group: Group,
+    *,
+    time: str,
+    resources: list[str],
+    scale_set: str = "web",
+    **event_fields: Any,
+) -> bytes:
+    """Return a change of an event as the agent of a VM sends it.
+
+    ``event_fields``: fields of the record without ``PREFIX``.
     """
-    name = "azure.scheduled_event."
-    of_event = {"status": "Started" if change == "started" else "Scheduled", **of_event}
     data = {
-        "time": of_event.pop("time"),
-        "event.name": name + change,
+        "time": time,
+        "event.name": PREFIX + change,
         "body": change,
         "cloud.region": "westeurope",
         "cloud.account.id": group[0],
         "azure.resource_group.name": group[1],
         "host.name": reporter,
-        "azure.vm.scaleset.name": of_event.pop("scale_set", "web"),
-        name + "change": change,
-        name + "scope": "self" if reporter in of_event["resources"] else "peer",
-        **{name + field: value for field, value in of_event.items()},
+        "azure.vm.scaleset.name": scale_set,
+        PREFIX + "change": change,
+        PREFIX + "status": "Started" if change == "started" else "Scheduled",
+        PREFIX + "scope": "self" if reporter in resources else "peer",
+        PREFIX + "resources": resources,
     }
-    return json.dumps(
-        {"specversion": "1.0", "type": f"notbefore.scheduled_event.{change}.v1", "data": data}
-    ).encode()
+    for name, value in event_fields.items():
+        data[PREFIX + name] = value
+    return _cloud_event(f"scheduled_event.{change}", data)
+
+
+def _cloud_event(event_type: str, data: dict[str, Any]) -> bytes:
+    event = {"specversion": "1.0", "type": f"notbefore.{event_type}.v1", "data": data}
+    return json.dumps(event).encode()
 
 
 def _record(
@@ -172,7 +197,7 @@ def _record(
     *,
     details: dict[str, Any] | None = None,
 ) -> bytes:
-    """A step of an event as a VM reports it; ``details``: what only some VMs know."""
+    """Return a step of an event as a VM reports it; ``details``: fields that only some VMs have."""
     return record_of(
         reporter,
         kind,
@@ -204,13 +229,11 @@ def _heartbeat(group: Group, vm: str, when: float) -> bytes:
         "azure.vm.scaleset.name": "web",
         "notbefore.heartbeat.interval_seconds": BEAT_EVERY,
     }
-    return json.dumps(
-        {"specversion": "1.0", "type": "notbefore.heartbeat.v1", "data": data}
-    ).encode()
+    return _cloud_event("heartbeat", data)
 
 
 def _reports(plan: list[Planned], dice: random.Random) -> Iterator[tuple[float, bytes]]:
-    """What the VMs report: the affected one where it still can, and two others.
+    """Yield time and record of each report: by the affected VM while it exists, and by two peers.
 
     Some VMs use an api-version without ``DETAILS``. All see a step within ``SEEN`` seconds.
     """
@@ -224,7 +247,7 @@ def _reports(plan: list[Planned], dice: random.Random) -> Iterator[tuple[float, 
 
             for when, kind, due in event.steps:
                 if event.reports(reporter, when, kind):
-                    # a joining VM is seen by all: see ``resources``
+                    # then every reporter sees a joining VM: see ``resources``
                     seen = when + SEEN + dice.uniform(0, SEEN)
                     yield seen, _record(event, reporter, seen, kind, due, details=details)
 
@@ -233,9 +256,9 @@ def _reports(plan: list[Planned], dice: random.Random) -> Iterator[tuple[float, 
 
 
 def _hidden(event: Planned, when: float) -> Iterator[tuple[float, bytes]]:
-    """What a VM reports that does not see an event for a moment."""
+    """Yield the reports of a peer that does not see an event for a moment."""
     peer = event.peers[0]
-    _, due = event.known
+    _, due = event.last_not_before
     yield when, _record(event, peer, when, "canceled", due)
 
     again = when + HIDDEN
@@ -244,6 +267,7 @@ def _hidden(event: Planned, when: float) -> Iterator[tuple[float, bytes]]:
 
 
 def _heartbeats(plan: list[Planned]) -> Iterator[tuple[float, bytes]]:
+    """Yield time and record of each heartbeat of the VMs that report."""
     vanish: dict[tuple[Group, str], float] = {}
     for event in plan:
         vanish[event.group, event.vm] = event.vanishes_at or HORIZON
@@ -262,14 +286,19 @@ def notified(
     """Return the notifications of Azure's events that the fold makes of the plan."""
     records = [*_reports(plan, dice), *_heartbeats(plan)]
     fold = Partition("0", grouped(group_by))
-    made: list[Notification] = []
+    notifications: list[Notification] = []
     for number, (seen, body) in enumerate(sorted(records)):
         now = T0.timestamp() + seen
-        made += fold.add(body, Position(str(number), number, now))
-        made += fold.advance(now)
+        notifications += fold.add(body, Position(str(number), number, now))
+        notifications += fold.advance(now)
     for later in range(0, 20_000, 100):
-        made += fold.advance(T0.timestamp() + HORIZON + later)
-    return [one for one in made if one.change.event.event_type in TYPES]
+        notifications += fold.advance(T0.timestamp() + HORIZON + later)
+    return _of_azures_events(notifications)
+
+
+def _of_azures_events(notifications: list[Notification]) -> list[Notification]:
+    """Leave out notifications of silent VMs."""
+    return [made for made in notifications if made.change.event.event_type in TYPES]
 
 
 def notified_by_two_partitions(
@@ -307,7 +336,7 @@ def notified_by_two_partitions(
         notifications += new.advance(now)
     assert not old.events.open
     assert not new.events.open
-    return [made for made in notifications if made.change.event.event_type in TYPES]
+    return _of_azures_events(notifications)
 
 
 def _follow_each_other(old: Partition, new: Partition, now: float) -> None:
@@ -317,34 +346,44 @@ def _follow_each_other(old: Partition, new: Partition, now: float) -> None:
     new.events.follow([old_state], now)
 
 
-def wrong(plan: list[Planned], made: list[Notification]) -> Iterator[str]:
-    """What is false, untold, needless or out of order, in words."""
-    for one in made:
-        yield from _false(plan, one)
-        if one.change.reason == "as_far_as_known":
-            yield f"unsure: {one.change.event.key}, although all VMs reported or vanished"
+def wrong(plan: list[Planned], notifications: list[Notification]) -> Iterator[str]:
+    """Yield in words what is false, missing, needless or out of order."""
+    for notification in notifications:
+        yield from _false(plan, notification)
+        if notification.change.reason == "as_far_as_known":
+            key = notification.change.event.key
+            yield f"unsure: {key}, although all VMs reported or vanished"
     for event in plan:
-        yield from _wrong_of(event, made)
-        start = event.at("started")
-        known, due = event.known
-        if (
-            start is not None
-            and start - known > 2 * SEEN
-            and not any(_tells(one, event, start, due) for one in made)
-        ):
-            yield f"untold: {event}"
-    places: dict[str, int] = {}
-    for one in made:
-        place = {"announced": 0, "updated": 0, "started": 1}.get(one.change.kind, 2)
-        before = places.get(one.change.event.key, 0)
-        if place < before and one.change.kind != "updated":
-            yield f"out of order: {one.change.event.key} {one.change.kind}"
-        places[one.change.event.key] = max(place, before)
+        yield from _wrong_of(event, notifications)
+        yield from _missing(event, notifications)
+    yield from _out_of_order(notifications)
 
 
-def _wrong_of(event: Planned, made: list[Notification]) -> Iterator[str]:
-    """What is wrong with the notifications of one event that is a wave by itself."""
-    changes = [one.change for one in made if one.change.event.event_id == event.id]
+def _missing(event: Planned, notifications: list[Notification]) -> Iterator[str]:
+    """Yield an event whose VMs were not all announced although there was time for it."""
+    start = event.start
+    announced, due = event.last_not_before
+    if start is None or start - announced <= 2 * SEEN:
+        return
+    if not any(_tells(notification, event, start, due) for notification in notifications):
+        yield f"untold: {event}"
+
+
+def _out_of_order(notifications: list[Notification]) -> Iterator[str]:
+    """Yield notifications of an earlier step than one before."""
+    stages: dict[str, int] = {}
+    for notification in notifications:
+        change = notification.change
+        stage = {"announced": 0, "updated": 0, "started": 1}.get(change.kind, 2)
+        before = stages.get(change.event.key, 0)
+        if stage < before and change.kind != "updated":
+            yield f"out of order: {change.event.key} {change.kind}"
+        stages[change.event.key] = max(stage, before)
+
+
+def _wrong_of(event: Planned, notifications: list[Notification]) -> Iterator[str]:
+    """Yield what is wrong with the notifications of an event that is a wave by itself."""
+    changes = [made.change for made in notifications if made.change.event.event_id == event.id]
     kinds = [change.kind for change in changes]
     updates = [step for step in event.steps if step[1] == "updated"]
     if kinds.count("updated") > len(updates):
@@ -359,24 +398,32 @@ def _wrong_of(event: Planned, made: list[Notification]) -> Iterator[str]:
             yield f"too early: {change.kind} of {event}"
 
 
-def _false(plan: list[Planned], one: Notification) -> Iterator[str]:
-    group = (one.vm.subscription_id, one.vm.resource_group)
-    now = (one.change.time - T0).total_seconds() + 0.001
-    begun = [event for event in plan if event.group == group and event.steps[0][0] <= now]
-    affected = {name for event in begun for name in event.resources(now)}
-    for name in one.change.event.resources:
+def _group_of(notification: Notification) -> Group:
+    return notification.vm.subscription_id, notification.vm.resource_group
+
+
+def _false(plan: list[Planned], notification: Notification) -> Iterator[str]:
+    """Yield what a notification claims that is not so at its time."""
+    group = _group_of(notification)
+    change = notification.change
+    now = (change.time - T0).total_seconds() + 0.001
+    announced = [event for event in plan if event.group == group and event.steps[0][0] <= now]
+    affected: set[str] = set()
+    for event in announced:
+        affected.update(event.resources(now))
+    for name in change.event.resources:
         if name not in affected:
-            yield f"false: {one.change.kind} of {name} in {group} at {now}"
-    if one.change.kind == "started":
-        starts = [event.at("started") for event in begun]
+            yield f"false: {change.kind} of {name} in {group} at {now}"
+    if change.kind == "started":
+        starts = [event.start for event in announced]
         if not any(start is not None and start <= now for start in starts):
             yield f"false: nothing of {group} had started at {now}"
 
 
-def _tells(one: Notification, event: Planned, start: float, due: float) -> bool:
-    """Whether a notification tells of the event and all its VMs before it starts."""
-    change = one.change
-    group = (one.vm.subscription_id, one.vm.resource_group)
+def _tells(notification: Notification, event: Planned, start: float, due: float) -> bool:
+    """Return whether a notification tells of the event and all its VMs before it starts."""
+    change = notification.change
+    group = _group_of(notification)
     if group != event.group or not set(event.resources(start)) <= set(change.event.resources):
         return False
 
