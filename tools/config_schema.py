@@ -32,6 +32,7 @@ DURATION: Final = {
 PLAIN: Final[dict[type, dict[str, Any]]] = {
     mi.StrType: TEXT,
     mi.BoolType: {"title": "true or false", "type": "boolean"},
+    mi.AnyType: {"title": "anything"},
     mi.NoneType: {"title": "", "type": "null"},
     Duration: DURATION,
     Secret: SECRET,

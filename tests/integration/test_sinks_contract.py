@@ -3,14 +3,14 @@ secret in them.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,31 +34,35 @@ from notbefore.config.sinks import (
 from notbefore.core.duration import Duration
 from notbefore.courier.sink import Sink
 from notbefore.errors import SendError
-from notbefore.net.redact import Redactor
+from notbefore.testing import SECRET, Receiver, SinkContract
 from peers import kubernetes
 from peers.otlp import decoded
-from support.azure import ID, STARTED
 from support.hub import Hub
 from support.messages import message, sink_of
 from support.peers import HttpPeer, MailPeer, Say
 
-CANARY = "canary-7f3a9b2c"
+CANARY = SECRET
 TIMEOUT = Duration("60s")  # in which a receiver answers on a busy machine as well
 
 
-class Receiver(Protocol):
-    """A sink, and how its receiver is made to answer."""
+class BuiltInReceiver(Receiver):
+    """The receiver of a built-in sink, which the courier would make from a configuration."""
 
     config: SinkConfig
     down: SinkConfig
-    final: bool = True  # a refusal is for good
 
-    def fails(self) -> None: ...
-    def refuses(self) -> None: ...
-    def got(self) -> list[bytes]: ...
+    @property
+    def secrets(self) -> Sequence[str]:
+        return [secret.reveal() for secret in secrets_in(self.config.settings).values()]
+
+    def sink(self) -> Sink:
+        return sink_of(self.config)
+
+    def unreachable_sink(self) -> Sink:
+        return sink_of(self.down)
 
 
-class HttpReceiver(Receiver):
+class HttpReceiver(BuiltInReceiver):
     peer_class = HttpPeer
 
     def __init__(self, make: Callable[[str], SinkConfig], stack: ExitStack) -> None:
@@ -66,13 +70,13 @@ class HttpReceiver(Receiver):
         self.config = make(self.peer.url)
         self.down = make("http://127.0.0.1:9")
 
-    def fails(self) -> None:
+    def fail(self) -> None:
         self.peer.default = Say(503)
 
-    def refuses(self) -> None:
+    def refuse(self) -> None:
         self.peer.default = Say(400)
 
-    def got(self) -> list[bytes]:
+    def received(self) -> list[bytes]:
         return [request.body for request in self.peer.requests]
 
 
@@ -90,8 +94,8 @@ class SlackBotReceiver(HttpReceiver):
 
     peer_class = AcceptingSlack
 
-    def got(self) -> list[bytes]:
-        bodies = super().got()
+    def received(self) -> list[bytes]:
+        bodies = super().received()
         steps = bodies[:]
         for opening, reply in pairwise(bodies):
             if b"thread_ts" in reply and b"thread_ts" not in opening:
@@ -104,11 +108,11 @@ class OtlpReceiver(HttpReceiver):
     it.
     """
 
-    def got(self) -> list[bytes]:
+    def received(self) -> list[bytes]:
         return [MessageToJson(decoded(request)).encode() for request in self.peer.requests]
 
 
-class MailReceiver(Receiver):
+class MailReceiver(BuiltInReceiver):
     def __init__(self, stack: ExitStack) -> None:
         self.peer = stack.enter_context(MailPeer())
         self.config = self._config(self.peer.port)
@@ -123,17 +127,17 @@ class MailReceiver(Receiver):
             )
         )
 
-    def fails(self) -> None:
+    def fail(self) -> None:
         self.peer.replies.append("451 come again")
 
-    def refuses(self) -> None:
+    def refuse(self) -> None:
         self.peer.replies.append("554 never")
 
-    def got(self) -> list[bytes]:
+    def received(self) -> list[bytes]:
         return [content for _, content in self.peer.mails]
 
 
-class CommandReceiver(Receiver):
+class CommandReceiver(BuiltInReceiver):
     def __init__(self, directory: Path) -> None:
         self.out = directory / "out"
         self.code = directory / "code"
@@ -149,13 +153,13 @@ class CommandReceiver(Receiver):
             command=Command(command=(sys.executable, "-c", "raise SystemExit(75)"))
         )
 
-    def fails(self) -> None:
+    def fail(self) -> None:
         self.code.write_text("75", encoding="utf-8")
 
-    def refuses(self) -> None:
+    def refuse(self) -> None:
         self.code.write_text("1", encoding="utf-8")
 
-    def got(self) -> list[bytes]:
+    def received(self) -> list[bytes]:
         return self.out.read_bytes().splitlines() if self.out.exists() else []
 
 
@@ -215,8 +219,8 @@ HTTP = {
 }
 
 
-class HubReceiver(Receiver):
-    final = False
+class HubReceiver(BuiltInReceiver):
+    refuses_for_good = False
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.hub = stack.enter_context(Hub(directory, "--key", f"me={CANARY}"))
@@ -228,17 +232,17 @@ class HubReceiver(Receiver):
     def _config(text: str) -> SinkConfig:
         return SinkConfig(event_hub=EventHub(connection_string=Secret(text), timeout=TIMEOUT))
 
-    def fails(self) -> None:
+    def fail(self) -> None:
         self.hub.order("reject:com.microsoft:server-busy")
 
-    def refuses(self) -> None:
+    def refuse(self) -> None:
         self.hub.order("reject:amqp:not-found")
 
-    def got(self) -> list[bytes]:
+    def received(self) -> list[bytes]:
         return [one.body for one in self.hub.stored]
 
 
-class KubernetesReceiver(Receiver):
+class KubernetesReceiver(BuiltInReceiver):
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.cluster = stack.enter_context(kubernetes.Kubernetes(directory))
         self.cluster.rotate(CANARY)
@@ -256,24 +260,24 @@ class KubernetesReceiver(Receiver):
             )
         )
 
-    def fails(self) -> None:
+    def fail(self) -> None:
         self.cluster.default = kubernetes.status(503, "etcdserver: leader changed")
 
-    def refuses(self) -> None:
+    def refuse(self) -> None:
         self.cluster.default = kubernetes.status(422, f"invalid: {CANARY}")
 
-    def got(self) -> list[bytes]:
+    def received(self) -> list[bytes]:
         return [request.body for request in self.cluster.requests if request.method == "POST"]
 
 
-def receiver_of(kind: str, directory: Path, stack: ExitStack) -> Receiver:
+def receiver_of(kind: str, directory: Path, stack: ExitStack) -> BuiltInReceiver:
     if kind == "otlp_logs":
         return OtlpReceiver(otlp_logs, stack)
     if kind == "slack_bot":
         return SlackBotReceiver(slack_bot, stack)
     if kind in HTTP:
         return HttpReceiver(HTTP[kind], stack)
-    others: dict[str, Callable[[], Receiver]] = {
+    others: dict[str, Callable[[], BuiltInReceiver]] = {
         "command": lambda: CommandReceiver(directory),
         "email": lambda: MailReceiver(stack),
         "event_hub": lambda: HubReceiver(directory, stack),
@@ -282,10 +286,7 @@ def receiver_of(kind: str, directory: Path, stack: ExitStack) -> Receiver:
     return others[kind]()
 
 
-@pytest.fixture(params=[*KINDS, "slack_bot"])
-def receiver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Receiver]:
-    with ExitStack() as stack:
-        yield receiver_of(request.param, tmp_path, stack)
+BUILT_IN = [*(kind for kind in KINDS if kind != "plugin"), "slack_bot"]
 
 
 @pytest.fixture(params=list(HTTP))
@@ -301,38 +302,13 @@ def failure(sink: Sink) -> SendError:
     return raised.value
 
 
-def test_message_names_its_event_marks_exercises_and_adds_no_header(
-    receiver: Receiver,
-) -> None:
-    evil = {"Description": "<!channel> @here\r\nBcc: eve@example.org\r\n\r\n<script>"}
-    sent = (message(evil), message({}, STARTED), message(exercise=True))
-    with closing(sink_of(receiver.config)) as sink:
-        for one in sent:
-            sink.send(one)
+class TestBuiltInSinks(SinkContract):
+    """The contract, for each built-in sink."""
 
-    got = receiver.got()
-
-    assert len(got) == len(sent)  # one call is one message
-    assert all(ID.encode() in body.replace(b"=\r\n", b"") for body in got)
-    assert b"\nBcc:" not in got[0]
-    assert [b"[EXERCISE]" in body for body in got] == [False, False, True]
-
-
-def test_failure_is_temporary_or_permanent_and_contains_no_secret(receiver: Receiver) -> None:
-    redact = Redactor(secret.reveal() for secret in secrets_in(receiver.config.settings).values())
-    down = failure(sink_of(receiver.down))
-    receiver.fails()
-    failed = failure(sink_of(receiver.config))
-    receiver.refuses()
-
-    refused = failure(sink_of(receiver.config))
-
-    assert not down.permanent
-    assert not failed.permanent
-    assert refused.permanent == receiver.final
-    for error in (down, failed, refused):
-        assert str(error)
-        assert CANARY not in redact(str(error))
+    @pytest.fixture(params=BUILT_IN)
+    def receiver(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BuiltInReceiver]:
+        with ExitStack() as stack:
+            yield receiver_of(request.param, tmp_path, stack)
 
 
 def test_status_decides_whether_a_failure_is_permanent(http: HttpReceiver) -> None:
@@ -348,7 +324,7 @@ def test_status_decides_whether_a_failure_is_permanent(http: HttpReceiver) -> No
         False
     ]
     assert [error.by_hand for error in found] == [True] * 3 + [False] * (len(found) - 3)
-    assert len(http.got()) == len(found)  # no redirect was followed
+    assert len(http.received()) == len(found)  # no redirect was followed
 
 
 def test_receiver_that_answers_too_late_is_a_temporary_failure(http: HttpReceiver) -> None:
@@ -419,6 +395,6 @@ def test_endless_answer_is_not_read_to_its_end(http: HttpReceiver, status: int) 
     else:  # an answer of OTLP or of Slack's Web API has a known form, and this is not it
         assert failure(sink_of(http.config)).permanent == (status == 302)
 
-    assert len(http.got()) == 1
+    assert len(http.received()) == 1
     # the library of apprise reads it
     assert http.config.kind == "apprise" or not http.peer.read_whole

@@ -12,7 +12,7 @@ import pytest
 import notbefore
 
 SOURCE = Path(next(iter(notbefore.__path__)))
-AT_THE_ROOT = {"__init__", "__main__", "errors", "logs"}
+AT_THE_ROOT = {"__init__", "__main__", "errors", "logs", "testing"}
 # a room may import itself and the layers before its own, but no other room of its layer
 LAYERS = (
     {"core"},

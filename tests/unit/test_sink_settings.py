@@ -189,7 +189,7 @@ ALERTMANAGER = SinkConfig(
     ],
 )
 def test_password_is_hidden_in_every_form_in_which_it_is_sent(form: str) -> None:
-    redact = Redactor(known_secrets(ALERTMANAGER))
+    redact = Redactor(known_secrets(ALERTMANAGER.settings))
 
     assert redact(f"got Authorization: Basic {form}!") == "got Authorization: Basic ***!"
 

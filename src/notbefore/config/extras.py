@@ -3,7 +3,7 @@
 import importlib.util
 from typing import Final
 
-from notbefore.config.sinks import OtlpConnection, SinkSettings, Slack
+from notbefore.config.sinks import OtlpConnection, Plugin, SinkSettings, Slack
 from notbefore.errors import ConfigError
 
 MODULES: Final = {  # extra of the package -> the module that it installs
@@ -15,6 +15,9 @@ MODULES: Final = {  # extra of the package -> the module that it installs
     "slack": "slack_sdk",
     "web": "bcrypt",
 }
+
+
+SINKS: Final = "notbefore.sinks"  # the group of entry points
 
 
 def check_extra(extra: str) -> None:
@@ -31,8 +34,23 @@ def check_extra(extra: str) -> None:
         raise ConfigError(f"{module} is not installed: pip install 'azure-notbefore[{extra}]'")
 
 
+def check_plugin(name: str) -> None:
+    """Raise ``ConfigError`` if no package has a sink with this name. Imports none of them."""
+    from importlib.metadata import entry_points  # only for sinks of other packages
+
+    names = [entry_point.name for entry_point in entry_points(group=SINKS)]
+    if name not in names:
+        installed = ", ".join(sorted(names)) or "none"
+        raise ConfigError(
+            f"no installed package has a sink {name!r} (installed: {installed}): install the"
+            " package into the environment of notbefore"
+        )
+
+
 def check_installed(settings: SinkSettings) -> None:
     """Raise ``ConfigError`` if the library that a connection needs is not installed."""
+    if isinstance(settings, Plugin):
+        check_plugin(settings.name)
     extra = settings.EXTRA
     if isinstance(settings, OtlpConnection) and settings.protocol == "grpc":
         extra = "otlp-grpc"

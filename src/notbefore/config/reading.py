@@ -148,7 +148,10 @@ class Reader(Struct, frozen=True):
                 self._mistake(below, missing_blank(key))
                 continue
             converted_key = self.read(key, key_type, below)
-            converted_value = self.read(value, item_type, below)
+            if item_type is Any:
+                converted_value = self._plain(value, str(key))
+            else:
+                converted_value = self.read(value, item_type, below)
             if converted_key is not WRONG and converted_value is not WRONG:
                 mapping[converted_key] = converted_value
         return mapping
@@ -235,6 +238,18 @@ class Reader(Struct, frozen=True):
         for text in texts:
             self._mistake(path, text)
         return WRONG
+
+    def _plain(self, value: Any, key: str = "") -> Any:
+        """Return a value whose type is not known here, with absolute paths of files."""
+        if isinstance(value, dict):
+            return {str(name): self._plain(item, str(name)) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self._plain(item) for item in value]
+        if isinstance(value, str):
+            if key == "file" or key.endswith("_file"):
+                return str(self.directory / value)
+            return str(value)
+        return value
 
     def _secret(self, value: Any) -> Secret:
         reference = value

@@ -6,7 +6,7 @@ Every key has a default, except addresses and secrets.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -466,6 +466,23 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
         raise_mistakes(mistakes)
 
 
+class Plugin(SinkSettings, frozen=True, kw_only=True):
+    """A sink of another package, see [the Python API](python-api.md#a-sink-of-your-own).
+
+    Its ``settings`` are converted to its own struct where the package is imported: in the courier
+    and in ``check-config``, never in the agent.
+    """
+
+    name: str  # of its entry point in the group `notbefore.sinks`
+    settings: dict[str, Any] = {}  # the keys that the sink defines
+    incidents: bool = False  # its receiver keeps one incident for each event, and has to close it
+
+    @property
+    def keeps_incidents(self) -> bool:
+        """Whether the user says so: the sink is not imported here."""
+        return self.incidents
+
+
 class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of ``sinks``: exactly one kind with its settings."""
 
@@ -479,6 +496,7 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     command: Command | None = None
     event_hub: EventHub | None = None
     otlp_logs: OtlpConnection | None = None
+    plugin: Plugin | None = None
 
     def __post_init__(self) -> None:
         kinds = [name for name in self.__struct_fields__ if getattr(self, name) is not None]

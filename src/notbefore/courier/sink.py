@@ -16,7 +16,8 @@ class Receipt(Struct, frozen=True):
 class Sink:
     """One receiver of messages.
 
-    One thread creates it, as ``Sink(name, settings, messages)``, and uses it.
+    One thread creates it, as ``Sink(name, settings, messages)``, and uses it. A sink of another
+    package has an attribute ``Settings``: the type of its settings, a ``msgspec.Struct``.
     """
 
     def send(self, message: Message) -> Receipt:

@@ -17,8 +17,9 @@ from notbefore.core.message import Message
 from notbefore.core.outbox import SendResult
 from notbefore.courier.results import Results
 from notbefore.courier.sink import Receipt, Sink
+from notbefore.courier.sinks import secrets_of
 from notbefore.errors import NotBeforeError, SendError
-from notbefore.net.redact import Redactor, known_secrets
+from notbefore.net.redact import Redactor
 
 if TYPE_CHECKING:
     from notbefore.courier.templates import Templates
@@ -170,7 +171,7 @@ class SinkThread:
 
         message = self._templated(message)
         if self._sink is None:
-            for secret in known_secrets(self._config):
+            for secret in secrets_of(self._config):
                 self._redact.add(secret)
             self._sink = self._make_sink()
         try:

@@ -16,8 +16,9 @@ from html import unescape
 from typing import Final
 from urllib.parse import unquote, unquote_plus
 
+from msgspec import Struct
+
 from notbefore.config.secret import HIDDEN, secrets_in
-from notbefore.config.sinks import SinkConfig
 from notbefore.errors import ConfigError
 
 # characters; hiding a shorter secret would hide most of the log, and protect nothing
@@ -106,14 +107,14 @@ class Redactor:
         return 0
 
 
-def known_secrets(sink: SinkConfig) -> list[str]:
+def known_secrets(settings: Struct) -> list[str]:
     """Return the secrets of a sink, also as they are sent.
 
     One that cannot be read now cannot leak either.
     """
     texts: list[str] = []
-    user = getattr(sink.settings, "username", None) or getattr(sink.settings, "user", None) or ""
-    for name, secret in secrets_in(sink.settings).items():
+    user = getattr(settings, "username", None) or getattr(settings, "user", None) or ""
+    for name, secret in secrets_in(settings).items():
         with suppress(ConfigError):
             text = secret.reveal()
             texts.append(text)

@@ -3,8 +3,11 @@
 A module is imported when a sink of its kind is first used. CONTRIBUTING.md explains how to add one.
 """
 
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
+
+from msgspec import Struct
 
 from notbefore.config.extras import check_installed
 from notbefore.config.sinks import Messages, SinkConfig
@@ -21,7 +24,7 @@ def try_out(name: str, config: SinkConfig) -> None:
     try:
         make(name, config, Messages()).close()
     except (ConfigError, OSError, ValueError) as error:  # such as a file without a certificate
-        raise ConfigError(Redactor(known_secrets(config))(str(error))) from None
+        raise ConfigError(Redactor(secrets_of(config))(str(error))) from None
 
 
 def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
@@ -29,6 +32,10 @@ def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
 
     Raises ``ConfigError`` if it cannot, for example if a secret cannot be read.
     """
+    if config.plugin is not None:
+        from notbefore.courier import plugins  # see ``settings_of``
+
+        return plugins.make(name, config.plugin, messages)
     try:
         module: Any = import_module(f"{__name__}.{config.kind}")
         sink: Sink = module.Sink(name, config.settings, messages)
@@ -36,3 +43,19 @@ def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
         check_installed(config.settings)
         raise
     return sink
+
+
+def secrets_of(config: SinkConfig) -> list[str]:
+    """Return the secrets of a sink, as far as they are known, also as they are sent."""
+    with suppress(ConfigError):
+        return known_secrets(settings_of(config))
+    return []
+
+
+def settings_of(config: SinkConfig) -> Struct:
+    """Return the settings of a sink; raises ``ConfigError`` if those of a plugin are wrong."""
+    if config.plugin is None:
+        return config.settings
+    from notbefore.courier import plugins  # only for sinks of other packages
+
+    return plugins.settings_of(config.plugin)
