@@ -173,8 +173,22 @@ def test_configuration_is_accepted_by_the_schema_for_editors(values: dict[str, A
     assert [error.message for error in errors] == []
 
 
+def install_plugin(name: str, place: Path) -> None:
+    """Write the metadata of an installed package that has this sink."""
+    package = place / f"{name}-1.0.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text(f"Name: {name}\nVersion: 1.0.0\n", encoding="utf-8")
+    (package / "entry_points.txt").write_text(
+        f"[notbefore.sinks]\n{name} = {name}:Sink\n", encoding="utf-8"
+    )
+
+
 @each_configuration
-def test_configuration_is_loaded(values: dict[str, Any], tmp_path: Path) -> None:
+def test_configuration_is_loaded(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_plugin("gotify", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     environment = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
     text = yaml.safe_dump(with_missing_sinks(values))
     for key, place in re.findall(r"((?:\w+_)?(?:file|env|credential)): (\S+)", text):

@@ -30,6 +30,7 @@ def main() -> None:
     """Send the deliveries of the agent. Raises ``ConnectionError`` once the agent has ended."""
     # the standard output has the agent's records: a library must not write there
     os.dup2(2, 1)
+    sys.stdout = sys.stderr
     frames = _take_socket()
     orders = _read(_first_frame(frames))
     frames.send(Hello(__version__, SCHEMA_VERSION))

@@ -1,0 +1,215 @@
+"""A sink of another package: the one of docs/python-api.md, built, installed and run."""
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, configured, eventually, notbefore, run
+from support.azure import listed
+from support.peers import HttpPeer
+
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(encoding="utf-8")
+EXAMPLE: Final = PAGE[PAGE.index("## A sink of your own") :]
+MODULE, CONTRACT = re.findall(r"```python\n(.*?)```", EXAMPLE, re.DOTALL)
+(PROJECT,) = re.findall(r"```toml\n(.*?)```", EXAMPLE, re.DOTALL)
+(CONFIGURATION,) = re.findall(r"```yaml\n(.*?)```", EXAMPLE, re.DOTALL)
+
+BROKEN: Final = """
+import os
+import time
+
+from msgspec import Struct
+
+from notbefore.courier.sink import Receipt, Sink
+from notbefore.errors import SendError
+
+
+class Settings(Struct):
+    how: str = ""
+
+
+class Broken(Sink):
+    Settings = Settings
+
+    def __init__(self, name, settings, messages):
+        self.how = settings.how
+
+    def send(self, message):
+        print("this is no record")
+        if self.how == "crash":
+            os._exit(3)
+        if self.how == "exit":
+            raise SystemExit(3)
+        return Receipt()
+"""
+
+
+@pytest.fixture(scope="module")
+def packages() -> Iterator[Path]:
+    """A directory into which the wheels of two packages with sinks are installed."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        for module, text, project in (
+            ("notbefore_gotify", MODULE, PROJECT),
+            ("notbefore_broken", BROKEN, broken_project()),
+            ("notbefore_unimportable", "import not_installed\n", unimportable_project()),
+        ):
+            source = place / module
+            source.mkdir()
+            (source / f"{module}.py").write_text(text, encoding="utf-8")
+            (source / "pyproject.toml").write_text(project, encoding="utf-8")
+            build = ("-m", "hatchling", "build", "-t", "wheel", "-d", place / "dist")
+            succeeded("env", "-C", source, sys.executable, *build)
+        words = ("-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target")
+        succeeded(sys.executable, *words, place / "site", *(place / "dist").glob("*.whl"))
+        yield place / "site"
+
+
+def broken_project() -> str:
+    return PROJECT.replace("gotify", "broken").replace("Gotify", "Broken")
+
+
+def unimportable_project() -> str:
+    return PROJECT.replace("gotify", "unimportable").replace("Gotify", "Sink")
+
+
+def succeeded(*command: object) -> None:
+    done = run(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def installed(packages: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    return packages
+
+
+def plugin(name: str, **settings: Any) -> dict[str, Any]:
+    return {"plugin": {"name": name, "settings": settings}}
+
+
+def test_sink_of_another_package_gets_a_real_agents_messages(
+    imds: Simulator, hook: HttpPeer, tmp_path: Path, installed: Path
+) -> None:
+    assert installed.is_dir()
+    (tmp_path / "gotify-token").write_text("t0ken\n", encoding="utf-8")
+    values = yaml.safe_load(CONFIGURATION)
+    values["sinks"]["phone"]["plugin"]["settings"]["url"] = hook.url
+    values["messages"] = {"title": "Mind: {{ title }}"}
+
+    with RunningAgent(imds.endpoint, tmp_path / "state", values) as agent:
+        imds.set_document(listed("e"))
+        eventually(lambda: agent.count("accepted", "phone") == 1)
+        loaded = Path(f"/proc/{agent.process.pid}/maps").read_text(encoding="utf-8")
+
+    (request,) = hook.requests
+    assert request.path == "/message"
+    assert request.headers["x-gotify-key"] == "t0ken"
+    assert json.loads(request.body)["title"].startswith("Mind: Freeze of WestNO_0 in ")
+    assert "gotify" not in loaded
+
+
+def test_failing_sinks_do_not_hurt_the_agent_and_the_others(
+    imds: Simulator, hook: HttpPeer, tmp_path: Path, installed: Path
+) -> None:
+    assert installed.is_dir()
+    hook_sink = {"webhook": {"url": hook.url, "allow_private": True}}
+    values = {
+        "sinks": {
+            "hook": hook_sink,
+            "missing": plugin("unimportable"),
+            "printing": plugin("broken"),
+        }
+    }
+
+    with RunningAgent(imds.endpoint, tmp_path / "state", values) as agent:
+        imds.set_document(listed("e"))
+        eventually(lambda: agent.count("accepted") == 1)
+        eventually(lambda: agent.count("accepted", "printing") == 1)
+        eventually(lambda: "cannot be imported: ModuleNotFoundError" in agent.log)
+        assert agent.answers("/readyz")
+        assert agent.kinds == ["announced"]  # `print` has not written among the records
+
+    assert "this is no record" in agent.log
+    assert agent.process.returncode == 0
+
+
+def test_sink_that_crashes_the_courier_does_not_hurt_the_agent(
+    imds: Simulator, hook: HttpPeer, tmp_path: Path, installed: Path
+) -> None:
+    assert installed.is_dir()
+    hook_sink = {"webhook": {"url": hook.url, "allow_private": True}}
+    values = {"sinks": {"hook": hook_sink, "crashing": plugin("broken", how="crash")}}
+
+    with RunningAgent(imds.endpoint, tmp_path / "state", values) as agent:
+        imds.set_document(listed("e"))
+        crashes = 'notbefore_courier_starts_total{reason="crashed"}'
+        eventually(lambda: (agent.metric(crashes) or 0) >= 2)
+        eventually(lambda: agent.count("accepted") == 1)
+        assert agent.answers("/readyz")
+
+    assert agent.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("sink", "mistake"),
+    [
+        (plugin("unimportable"), "the sink unimportable cannot be imported: ModuleNotFoundError"),
+        (plugin("nobody"), "no installed package has a sink 'nobody' (installed: broken, gotify"),
+        (plugin("gotify", url="x"), "settings: the key `token` is missing"),
+        (plugin("gotify", url="x", token="t", tokn="t"), "settings.tokn: there is no such key"),
+        (plugin("gotify", url="x", token_file="away"), "away cannot be read"),
+    ],
+)
+def test_check_config_names_what_is_wrong_with_a_plugin(
+    tmp_path: Path, installed: Path, sink: dict[str, Any], mistake: str
+) -> None:
+    assert installed.is_dir()
+
+    checked = notbefore("check-config", configured(tmp_path / "state", {"sinks": {"phone": sink}}))
+
+    assert checked.returncode == 2
+    assert "sinks.phone.plugin" in checked.stderr
+    assert mistake in checked.stderr
+
+
+def test_relative_file_of_a_plugin_starts_at_the_configuration(
+    tmp_path: Path, installed: Path
+) -> None:
+    assert installed.is_dir()
+    (tmp_path / "token").write_text("t0ken", encoding="utf-8")
+    sink = plugin("gotify", url="https://push.example.org", token_file="token")
+
+    checked = notbefore("check-config", configured(tmp_path / "state", {"sinks": {"phone": sink}}))
+
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_contract_tests_of_the_page_pass(tmp_path: Path, installed: Path) -> None:
+    assert installed.is_dir()
+    (tmp_path / "test_gotify.py").write_text(CONTRACT, encoding="utf-8")
+    words = (
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        tmp_path,
+        "-c",
+        os.devnull,
+    )
+
+    tested = run(sys.executable, *words, tmp_path / "test_gotify.py")
+
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert "3 passed" in tested.stdout
