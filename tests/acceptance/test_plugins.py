@@ -20,7 +20,7 @@ from support.peers import HttpPeer
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(encoding="utf-8")
 EXAMPLE: Final = PAGE[PAGE.index("## A sink of your own") :]
 MODULE, CONTRACT = re.findall(r"```python\n(.*?)```", EXAMPLE, re.DOTALL)
-(PROJECT,) = re.findall(r"```toml\n(.*?)```", EXAMPLE, re.DOTALL)
+PROJECT: Final[str] = re.findall(r"```toml\n(.*?)```", EXAMPLE, re.DOTALL)[0]
 (CONFIGURATION,) = re.findall(r"```yaml\n(.*?)```", EXAMPLE, re.DOTALL)
 
 BROKEN: Final = """
