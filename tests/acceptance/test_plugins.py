@@ -167,7 +167,10 @@ def test_sink_that_crashes_the_courier_does_not_hurt_the_agent(
         (plugin("nobody"), "no installed package has a sink 'nobody' (installed: broken, gotify"),
         (plugin("gotify", url="x"), "settings: the key `token` is missing"),
         (plugin("gotify", url="x", token="t", tokn="t"), "settings.tokn: there is no such key"),
-        (plugin("gotify", url="x", token_file="away"), "away cannot be read"),
+        (
+            plugin("gotify", url="x", token_file="away"),
+            "settings.token_file: the secret's file is missing",
+        ),
     ],
 )
 def test_check_config_names_what_is_wrong_with_a_plugin(
