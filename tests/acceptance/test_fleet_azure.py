@@ -1,11 +1,15 @@
 """Azure's own messages in the hub that the fleet reads: from the message to the notification."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from support.agent import eventually, get, notbefore
+from support.agent import RunningAgent, eventually, get, notbefore
 from support.event_grid import as_cloud_event, encoded, message, resource_id
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
@@ -107,3 +111,39 @@ def test_event_in_two_partitions_is_said(hub: Hub, hook: HttpPeer, tmp_path: Pat
 
     assert "1 event is open in several partitions (event-1 in " in str(ready)
     assert "the event sub/rg/event-1 is open in the partitions " in log
+
+
+@contextmanager
+def simulated(hub_key: Path, *words: str) -> Iterator[str]:
+    """Run the simulator with its Event Grid; yield its address."""
+    listen = ("--listen", "127.0.0.1:0", "--speed", "60", "--event-grid", str(hub_key))
+    command = [sys.executable, "-m", "notbefore", "simulate", *listen, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().rpartition(" ")[2].strip()
+        finally:
+            process.terminate()
+
+
+def test_simulated_agent_and_event_grid_report_one_event(
+    hub: Hub, hook: HttpPeer, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, hub, hook.url)
+    sink = {"event_hub": {"connection_string_file": str(tmp_path / "hub-key")}}
+    agent_config = {"sinks": {"hub": sink}, "routes": [{"sinks": ["hub"]}]}
+    with (
+        RunningFleet(config, tmp_path / "state") as fleet,
+        simulated(tmp_path / "hub-key", "--scenario", "user-reboot") as imds,
+        RunningAgent(imds, tmp_path / "agent", agent_config),
+    ):
+        eventually(lambda: len(hook.requests) == 3, patience=90)
+        split = fleet.metric("notbefore_fleet_events_split")
+
+    changes = [body["azure.scheduled_event.change"] for body in bodies(hook)]
+    last = bodies(hook)[-1]
+    assert changes == ["announced", "started", "finished"]
+    assert last["azure.scheduled_event.reason"] in ("azure_completed", "gone_after_start")
+    assert last["azure.scheduled_event.fleet.azure_status"] in ("Started", "Completed")
+    assert last["azure.scheduled_event.fleet.reported_by"] == 1
+    assert split == 0
