@@ -59,7 +59,7 @@ def test_event_of_a_vm_without_an_agent_is_notified_and_shown(
 
         eventually(lambda: len(fleet.json("/api/v1/fleet/history")["events"]) == 1)
         past = fleet.json("/api/v1/fleet/history")["events"][0]
-        found = notbefore("fleet", "report", "--url", url, "--since", "1h")
+        summary = notbefore("fleet", "report", "--url", url, "--since", "1h")
         scheduled = fleet.metric('notbefore_fleet_azure_messages_total{event_status="Scheduled"}')
         delays = fleet.metric("notbefore_fleet_azure_delay_seconds_count")
         known = fleet.metric('notbefore_fleet_ends_total{known_by="azure"}')
@@ -75,7 +75,7 @@ def test_event_of_a_vm_without_an_agent_is_notified_and_shown(
     assert "1 VM without an agent" in str(page)
     assert past["ended_by"] == "azure"
     assert 880 < past["azure_notice"] <= 900
-    assert "KNOWN BY AZURE" in found.stdout
+    assert "KNOWN BY AZURE" in summary.stdout
     assert scheduled == 1
     assert delays == 4
     assert known == 1

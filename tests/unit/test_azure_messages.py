@@ -176,7 +176,9 @@ def test_array_is_read_message_by_message() -> None:
     )
 
     assert decoded is not None
-    assert [(one.event.event_id, one.status) for one in decoded.reports] == [
+    assert [
+        (azure_report.event.event_id, azure_report.status) for azure_report in decoded.reports
+    ] == [
         ("E0", "Scheduled"),
         ("E1", "Canceled"),
     ]
@@ -201,7 +203,7 @@ def test_unreadable_event_leaves_the_others(changed: dict[str, Any]) -> None:
     )
 
     assert decoded is not None
-    assert [one.event.event_id for one in decoded.reports] == ["E1"]
+    assert [azure_report.event.event_id for azure_report in decoded.reports] == ["E1"]
     assert len(decoded.unreadable) == 1
 
 

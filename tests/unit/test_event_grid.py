@@ -21,12 +21,12 @@ def simulated(**start: Any) -> SimulatorState:
 
 
 def reports(bodies: list[bytes]) -> list[AzureReport]:
-    found: list[AzureReport] = []
+    azure_reports: list[AzureReport] = []
     for body in bodies:
         messages = read_messages(body)
         assert messages is not None
-        found += messages.reports
-    return found
+        azure_reports += messages.reports
+    return azure_reports
 
 
 def statuses(bodies: list[bytes]) -> list[str]:

@@ -330,6 +330,21 @@ def test_message_that_is_hours_late_opens_nothing_that_is_long_over() -> None:
     assert not log.fold.events.open
 
 
+def test_overdue_event_of_a_wave_continues_when_azure_postpones_it() -> None:
+    log = Log(WAVES)
+    log.azure("Scheduled")
+    log.wait(WAIT)
+    log.wait(900 + LIMIT + 60)
+
+    log.azure("Scheduled", not_before=at(9000))
+    log.wait(WAVES.group_interval)
+
+    (story,) = log.fold.events.open.values()
+    assert log.kinds[0] == "announced"
+    assert "ended" not in log.kinds
+    assert story.not_before == at(9000)
+
+
 # ---- the place
 
 
@@ -473,7 +488,7 @@ def test_vm_that_only_azure_names_has_no_agent() -> None:
     log.azure("Scheduled", Resources=[A.name, B.name, C.name])
     log.add(C, "announced", resources=[A.name, B.name, C.name])
 
-    assert [one.name for one in log.fold.state.azure_vms.values()] == [B.name]
+    assert [azure_vm.name for azure_vm in log.fold.state.azure_vms.values()] == [B.name]
 
 
 def test_vm_that_sends_a_heartbeat_has_an_agent() -> None:

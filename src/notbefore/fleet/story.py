@@ -149,7 +149,7 @@ class Story(Struct, array_like=True):
 
     event: Event  # the newest content that was reported
     place: Place  # what its VMs have in common, as far as they were heard from
-    first_seen: datetime  # by the first VM that saw it
+    first_seen: datetime  # by the first VM that saw it, or by Azure
     group: str  # subscription and resource group, as ``Place.group`` writes them
     sender: str  # the VM that reported it first, after its group; empty: Azure did
     newest: Source  # where the content is from
@@ -160,7 +160,7 @@ class Story(Struct, array_like=True):
     room: int = MAX_REPORTERS  # bytes left for the names of more VMs
     measured: dict[str, Measures] = {}  # by affected VM
     started: datetime | None = None  # the first start
-    over: datetime | None = None  # the last VM's report of the end
+    over: datetime | None = None  # the last VM's report of the end; without one, Azure's
     not_before: datetime | None = None  # the last one known
     nth: int = 0  # the number of earlier events with this id
     began: datetime | None = None  # if there was an earlier one: when the id was listed again
@@ -261,7 +261,10 @@ class Story(Struct, array_like=True):
                 notice=_notice_of(report, now),
             )
         self.azure = self.azure.followed_by(report, time)
-        self.claim = max(self.claim, AZURE_CLAIMS[report.status])
+        claim = AZURE_CLAIMS[report.status]
+        self.claim = max(self.claim, claim)
+        if claim not in OVER:
+            self.given_up = False  # unless it is overdue by this report too
 
         self.first_seen = min(self.first_seen, time)
         if report.status == STARTED:
