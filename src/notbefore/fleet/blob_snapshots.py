@@ -2,7 +2,7 @@
 
 Each snapshot is the content of a blob. The blob's metadata is the checkpoint, in the form of the
 SDK and other tools. One write replaces both. Imported only if it is configured: the SDK of Blob
-Storage takes 27 MB.
+Storage takes 32 MB.
 
 The SDK's ``BlobCheckpointStore`` writes only the owners of partitions. It does not let others use
 its client, so the snapshots have a client of their own.

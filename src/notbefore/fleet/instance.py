@@ -194,7 +194,7 @@ def make_snapshots(fleet: FleetConfig, directory: Path) -> tuple[Snapshots, Any]
     credential = make_credential(fleet.hub)
     if fleet.checkpoints is None:
         return FileSnapshots(directory / "partitions"), credential
-    # 27 MB, which snapshots in files do not need
+    # 32 MB, which snapshots in files do not need
     from notbefore.fleet.blob_snapshots import make_blob_snapshots  # noqa: PLC0415
 
     return make_blob_snapshots(fleet.checkpoints, credential, directory), credential
