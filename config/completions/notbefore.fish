@@ -50,8 +50,8 @@ function _shtab_notbefore_using
   test "$_shtab_notbefore_cmdpath" = "$argv"
 end
 
-set -g _shtab_notbefore_commands run fleet 'fleet approve' 'fleet drill' 'fleet outbox' 'fleet outbox list' 'fleet outbox show' 'fleet outbox retry' 'fleet outbox drop' 'fleet mute' 'fleet report' check-config events history health drill approve outbox 'outbox list' 'outbox show' 'outbox retry' 'outbox drop' simulate demo
-set -g _shtab_notbefore_opts_with_value --by --ca-file --cert-file --comment --config --end --event-grid --event-grid-fault --event-grid-schema --fault --for --imds --key-file --listen --log-level --match --password-file --reason --refuse-version --render --scenario --since --sink --socket --speed --state-dir --unchanged --url --user --vm --wait
+set -g _shtab_notbefore_commands run fleet 'fleet approve' 'fleet drill' 'fleet outbox' 'fleet outbox list' 'fleet outbox show' 'fleet outbox retry' 'fleet outbox drop' 'fleet mute' 'fleet report' check-config events history health drill approve outbox 'outbox list' 'outbox show' 'outbox retry' 'outbox drop' event-source simulate demo
+set -g _shtab_notbefore_opts_with_value --by --ca-file --cert-file --comment --config --end --event-grid --event-grid-fault --event-grid-schema --fault --for --imds --key-file --listen --log-level --match --password-file --reason --refuse-version --render --scenario --since --sink --socket --source --speed --state-dir --unchanged --url --user --vm --wait
 
 complete -c notbefore -e
 complete -c notbefore -f
@@ -250,6 +250,10 @@ complete -c notbefore -n '_shtab_notbefore_using outbox drop' -l state-dir -xka 
 complete -c notbefore -n '_shtab_notbefore_using outbox drop' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the control socket of the agent, control.sock in its state directory'
 complete -c notbefore -n '_shtab_notbefore_using outbox drop' -l sink -x -d 'only deliveries to this sink'
 complete -c notbefore -n '_shtab_notbefore_using outbox drop' -l all -d 'all dead letters (of --sink, if given)'
+complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a event-source -d 'register the source of the sink `windows_event_log` in Windows'
+complete -c notbefore -n '_shtab_notbefore_using event-source' -s h -l help -d 'show this help message and exit'
+complete -c notbefore -n '_shtab_notbefore_using event-source' -l source -x -d 'the `source` of the sink (default notbefore)'
+complete -c notbefore -n '_shtab_notbefore_using event-source; and test $_shtab_notbefore_npos -eq 0' -ka "register remove" -d 'register: add the source to the log Application; it needs an administrator'
 complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npos -eq 0' -a simulate -d 'serve a simulated IMDS, for trials and tests'
 complete -c notbefore -n '_shtab_notbefore_using simulate' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using simulate' -l listen -x -d 'where to serve (default 127.0.0.1:16925)'

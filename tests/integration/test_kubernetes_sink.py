@@ -15,6 +15,7 @@ from notbefore.config.sinks import Kubernetes as Settings
 from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
 from notbefore.core.duration import Duration
+from notbefore.core.message import Templated
 from notbefore.courier.sinks import make
 from notbefore.courier.sinks.kubernetes import HEARTBEAT, MAX_EVENTS
 from notbefore.errors import ConfigError, SendError
@@ -75,6 +76,15 @@ def test_event_shows_in_description_of_node(cluster: Kubernetes) -> None:
         " applications that must not be killed. The VM comes back by itself."
         f" EventId: {ID}"
     )
+
+
+def test_event_has_the_text_of_a_template(cluster: Kubernetes) -> None:
+    templated = Templated(title="Reboot!", body="Call\nthe team")
+
+    sent(config_of(cluster), message(REBOOT, templated=templated))
+
+    (event,) = cluster.described
+    assert event["message"] == f"Reboot!: Call the team EventId: {ID}"
 
 
 def test_condition_lasts_from_announcement_to_end(cluster: Kubernetes) -> None:

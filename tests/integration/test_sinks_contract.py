@@ -30,12 +30,14 @@ from notbefore.config.sinks import (
     SinkConfig,
     Slack,
     Webhook,
+    WindowsEventLog,
 )
 from notbefore.core.duration import Duration
 from notbefore.courier.sink import Sink
 from notbefore.errors import SendError
 from notbefore.testing import SECRET, Receiver, SinkContract
 from peers import kubernetes
+from peers.event_log import EventLog
 from peers.otlp import decoded
 from support.hub import Hub
 from support.messages import message, sink_of
@@ -270,6 +272,24 @@ class KubernetesReceiver(BuiltInReceiver):
         return [request.body for request in self.cluster.requests if request.method == "POST"]
 
 
+class EventLogReceiver(BuiltInReceiver):
+    refuses_for_good = False
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.log = stack.enter_context(EventLog())
+        self.config = SinkConfig(windows_event_log=WindowsEventLog())
+        self.down = SinkConfig(windows_event_log=WindowsEventLog(source="down"))
+
+    def fail(self) -> None:
+        self.log.down = True
+
+    def refuse(self) -> None:
+        self.log.down = True
+
+    def received(self) -> list[bytes]:
+        return [entry.texts[0].encode() for entry in self.log.entries]
+
+
 def receiver_of(kind: str, directory: Path, stack: ExitStack) -> BuiltInReceiver:
     if kind == "otlp_logs":
         return OtlpReceiver(otlp_logs, stack)
@@ -282,6 +302,7 @@ def receiver_of(kind: str, directory: Path, stack: ExitStack) -> BuiltInReceiver
         "email": lambda: MailReceiver(stack),
         "event_hub": lambda: HubReceiver(directory, stack),
         "kubernetes": lambda: KubernetesReceiver(directory, stack),
+        "windows_event_log": lambda: EventLogReceiver(stack),
     }
     return others[kind]()
 

@@ -60,7 +60,7 @@ def apprise_content(message: Message, text: Text) -> Any:
 
 
 def kubernetes_content(message: Message, text: Text) -> Any:
-    event = kubernetes.event_of(message, "aks-1", text.advice)
+    event = kubernetes.event_of(message, "aks-1", text)
     listed = kubernetes.listed_event(message)
     return event, kubernetes.condition_of([listed], "2026-03-01T12:00:00Z")
 

@@ -64,6 +64,7 @@ COMMANDS: Final = {
     "drill": "send an exercise through the real routes and sinks, and show who was reached",
     "approve": "let Azure start an event now, for all VMs that it affects",
     "outbox": "look at the deliveries that wait: list, show, retry, drop",
+    "event-source": "register the source of the sink `windows_event_log` in Windows",
     "simulate": "serve a simulated IMDS, for trials and tests",
     "demo": "watch events be announced, start and finish: a simulator and an agent, in fast time",
 }

@@ -1,6 +1,7 @@
 """Checks that the libraries of the package's extras are installed."""
 
 import importlib.util
+import sys
 from typing import Final
 
 from notbefore.config.sinks import OtlpConnection, Plugin, SinkSettings, Slack
@@ -14,6 +15,7 @@ MODULES: Final = {  # extra of the package -> the module that it installs
     "otlp-grpc": "opentelemetry.exporter.otlp.proto.grpc",
     "slack": "slack_sdk",
     "web": "bcrypt",
+    "windows": "win32evtlog",
 }
 
 
@@ -25,6 +27,8 @@ def check_extra(extra: str) -> None:
 
     Imports at most its parent packages.
     """
+    if extra == "windows" and sys.platform != "win32":
+        raise ConfigError("only Windows has an event log")
     module = MODULES[extra]
     try:
         is_installed = importlib.util.find_spec(module) is not None

@@ -424,6 +424,21 @@ class Kubernetes(SinkSettings, frozen=True, kw_only=True):
     expire_after: ExpireAfter = Duration("7d")  # the condition has to be removed
 
 
+SOURCE_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}"
+EventSource = Annotated[str, matching(SOURCE_NAME, "letters, digits, blanks and . _ -")]
+
+
+class WindowsEventLog(SinkSettings, frozen=True, kw_only=True):
+    """The event log of Windows."""
+
+    EXTRA: ClassVar[str] = "windows"
+
+    # of the entries; `notbefore event-source` registers it
+    source: EventSource = "notbefore"
+    expire_after: ExpireAfter = Duration("7d")  # a log should be complete
+    expire_on_end: bool = False
+
+
 class Command(SinkSettings, frozen=True, kw_only=True):
     """The user's own program with its arguments; no shell."""
 
@@ -493,6 +508,7 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     webhook: Webhook | None = None
     alertmanager: Alertmanager | None = None
     kubernetes: Kubernetes | None = None
+    windows_event_log: WindowsEventLog | None = None
     command: Command | None = None
     event_hub: EventHub | None = None
     otlp_logs: OtlpConnection | None = None

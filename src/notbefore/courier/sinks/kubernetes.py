@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from notbefore.config.sinks import SERVICE_ACCOUNT, Kubernetes, Messages
 from notbefore.core.change import APPROVAL_KINDS
-from notbefore.core.message import Message
+from notbefore.core.message import Message, Templated
 from notbefore.core.record import json_line
 from notbefore.core.text import one_line, rfc3339, sha256, shortened
 from notbefore.courier.http_sink import HttpSink
@@ -25,7 +25,7 @@ from notbefore.courier.sink import Receipt
 from notbefore.errors import ConfigError, SendError
 from notbefore.net.http import Http
 from notbefore.net.response import SUCCESSFUL, HttpResponse, error_of_status
-from notbefore.wording.texts import text_of
+from notbefore.wording.texts import Text, text_of
 
 CONDITION: Final = "AzureScheduledEvent"
 CA_FILE: Final = f"{SERVICE_ACCOUNT}/ca.crt"
@@ -83,7 +83,7 @@ class Sink(HttpSink):
 
         if message.kind not in APPROVAL_KINDS:
             self._update_condition(message)
-        event = event_of(message, self._node, text_of(message, self._messages).advice)
+        event = event_of(message, self._node, text_of(message, self._messages))
         response = self._http.post(self._events_url, self._headers(JSON), json_line(event))
         if response.status != CONFLICT:
             _check(response, "create the event")
@@ -130,11 +130,15 @@ class Sink(HttpSink):
         }
 
 
-def event_of(message: Message, node: str, advice: str) -> dict[str, Any]:
+def event_of(message: Message, node: str, text: Text) -> dict[str, Any]:
     """Return the Event of a message. Its name is the same for each attempt."""
     record = message.record
     digest = sha256(f"{node}\n{message.delivery_id}".encode())[:32]
-    sentence = one_line(f"{record.body}. {advice}").rstrip()
+    # the times of these words are absolute, unlike those of a title: an Event is read later
+    words = f"{record.body}. {text.advice}"
+    if message.templated != Templated():
+        words = f"{text.title}: {text.plain}"
+    sentence = one_line(words)
     tail = f" EventId: {one_line(record.event_id)}"
     time = rfc3339(record.time)
     return {

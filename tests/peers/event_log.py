@@ -1,0 +1,92 @@
+"""The event log of Windows, as far as pywin32's ``win32evtlog`` gives it to the sink.
+
+It stands for the modules ``win32evtlog`` and ``pywintypes``, with the names and the order of the
+arguments that pywin32 documents. It takes what Windows takes, and refuses the rest.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any, Final, NamedTuple, Self
+
+NOT_AVAILABLE: Final = 1722  # RPC_S_SERVER_UNAVAILABLE: the service of the log does not run
+WRONG_PARAMETER: Final = 87
+MAX_TEXT: Final = 2 * 31_839  # bytes of UTF-16, as the next one
+MAX_ENTRY: Final = 61_440
+TYPES: Final = {"error": 1, "warning": 2, "information": 4}
+
+
+class Entry(NamedTuple):
+    """One entry of the log."""
+
+    source: str
+    entry_type: int
+    event_id: int
+    texts: list[str]
+
+
+class Win32Error(Exception):
+    """``pywintypes.error``."""
+
+    def __init__(self, winerror: int, funcname: str, strerror: str) -> None:
+        super().__init__(winerror, funcname, strerror)
+        self.winerror = winerror
+        self.funcname = funcname
+        self.strerror = strerror
+
+
+class EventLog:
+    """``with EventLog()``: the two modules can be imported, and write here.
+
+    ``down``: the service does not run. ``open_handles``: sources that were not closed.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.down = False
+        self.open_handles: dict[int, str] = {}
+        self._opened = 0
+
+    def _register_source(self, server: str | None, source: str) -> int:
+        assert server is None
+        if self.down or source == "down":
+            raise Win32Error(NOT_AVAILABLE, "RegisterEventSource", "The RPC server is unavailable.")
+        self._opened += 1
+        self.open_handles[self._opened] = source
+        return self._opened
+
+    def _report(  # noqa: PLR0917 - as pywin32 has it
+        self,
+        handle: int,
+        entry_type: int,
+        category: int,
+        event_id: int,
+        sid: Any,
+        texts: list[str],
+        data: bytes | None,
+    ) -> None:
+        assert (category, sid, data) == (0, None, None)
+        sizes = [len(text.encode("utf-16-le")) for text in texts]
+        is_too_large = max(sizes) > MAX_TEXT or sum(sizes) > MAX_ENTRY
+        if is_too_large or entry_type not in TYPES.values():
+            raise Win32Error(WRONG_PARAMETER, "ReportEvent", "The parameter is incorrect.")
+        assert not any("\0" in text for text in texts)
+        self.entries.append(Entry(self.open_handles[handle], entry_type, event_id, texts))
+
+    def _deregister(self, handle: int) -> None:
+        del self.open_handles[handle]
+
+    def __enter__(self) -> Self:
+        log: Any = ModuleType("win32evtlog")
+        log.RegisterEventSource = self._register_source
+        log.ReportEvent = self._report
+        log.DeregisterEventSource = self._deregister
+        for name, value in TYPES.items():
+            setattr(log, f"EVENTLOG_{name.upper()}_TYPE", value)
+        types: Any = ModuleType("pywintypes")
+        types.error = Win32Error
+        sys.modules |= {"win32evtlog": log, "pywintypes": types}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in ("win32evtlog", "pywintypes", "notbefore.courier.sinks.windows_event_log"):
+            sys.modules.pop(name, None)
