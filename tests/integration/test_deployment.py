@@ -176,7 +176,8 @@ def test_example_configuration_is_valid_with_and_without_its_comments(tmp_path: 
     whole = tmp_path / "notbefore.yml"
     # `# ` is prose; what is commented out begins at once, or with the two spaces of its indentation
     whole.write_text(re.sub(r"^#(?=[^ ]|  )", "", text, flags=re.MULTILINE), encoding="utf-8")
-    for name in ("slack-url", "hook-key", "ping-url"):
+    (tmp_path / "slack-token").write_text("xoxb-1-2-3\n", encoding="utf-8")
+    for name in ("hook-key", "ping-url"):
         (tmp_path / name).write_text("https://hooks.example.org/x\n", encoding="utf-8")
     (tmp_path / "pager-key").write_text("0123456789abcdef0123456789abcdef\n", encoding="utf-8")
 
