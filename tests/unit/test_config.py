@@ -12,6 +12,7 @@ from notbefore.commands.main import main
 from notbefore.config.load import load
 from notbefore.config.model import Config, Server, default_state_dir, host_and_port
 from notbefore.config.secret import Secret, secrets_in
+from notbefore.config.sinks import Kubernetes
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 from support.printed import objects
@@ -211,6 +212,32 @@ def test_private_webhook_is_refused_when_the_configuration_is_loaded(
 
     with pytest.raises(ConfigError, match=r"sinks.a.webhook.url: .* is not a public address"):
         load(path, {}, {})
+
+
+def test_kubernetes_sink_outside_a_pod_is_refused_when_loaded(tmp_path: Path) -> None:
+    path = write(tmp_path, "sinks: {a: {kubernetes: {token_env: TOKEN}}}\n")
+
+    with pytest.raises(ConfigError) as refusal:
+        load(path, {"TOKEN": "x"}, {})
+
+    keys = {mistake.key for mistake in refusal.value.mistakes}
+    assert keys == {"sinks.a.kubernetes.url", "sinks.a.kubernetes.node_name"}
+
+
+def test_kubernetes_sink_in_a_pod_is_loaded(tmp_path: Path) -> None:
+    path = write(tmp_path, "sinks: {a: {kubernetes: {token_env: TOKEN}}}\n")
+    variables = {
+        "TOKEN": "x",
+        "KUBERNETES_SERVICE_HOST": "fd00::1",
+        "KUBERNETES_SERVICE_PORT": "443",
+        "NODE_NAME": "node-1",
+    }
+
+    config = load(path, variables, {})
+
+    settings = config.sinks["a"].settings
+    assert isinstance(settings, Kubernetes)
+    assert settings.api_server(variables) == "https://[fd00::1]:443"
 
 
 def test_private_webhook_is_loaded_when_it_is_allowed(tmp_path: Path) -> None:

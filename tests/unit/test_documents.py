@@ -149,6 +149,14 @@ def secret_for(place: str) -> str:
     return URL_SECRET
 
 
+# the variables of a pod of the chart
+IN_A_POD = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "KUBERNETES_SERVICE_PORT": "443",
+    "NODE_NAME": "aks-pool-12345-vmss00000c",
+}
+
+
 def with_missing_sinks(values: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with the sinks that its routes name and the document leaves out."""
     sinks = dict(values.get("sinks", {}))
@@ -189,7 +197,7 @@ def test_configuration_is_loaded(
 ) -> None:
     install_plugin("gotify", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    environment = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    environment = {"CREDENTIALS_DIRECTORY": str(tmp_path), **IN_A_POD}
     text = yaml.safe_dump(with_missing_sinks(values))
     for key, place in re.findall(r"((?:\w+_)?(?:file|env|credential)): (\S+)", text):
         if key.endswith("env"):

@@ -20,7 +20,7 @@ from notbefore.config.model import Config, Otlp
 from notbefore.config.otel import resolved
 from notbefore.config.reading import Reader
 from notbefore.config.shown import meant, shown
-from notbefore.config.sinks import EventHub, OtlpConnection, SinkSettings, Webhook
+from notbefore.config.sinks import EventHub, Kubernetes, OtlpConnection, SinkSettings, Webhook
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, ConfigPlace, Mistake
@@ -98,6 +98,16 @@ class _SinkChecks(Struct, frozen=True):
             reason = self._why_private(settings)
             if reason:
                 yield f"url: {reason}"
+        if isinstance(settings, Kubernetes):
+            yield from self._unset_variables(settings)
+
+    def _unset_variables(self, settings: Kubernetes) -> Iterator[str]:
+        """Yield a mistake for each variable that a pod has, and this process needs but lacks."""
+        for read_variable in (settings.api_server, settings.node):
+            try:
+                read_variable(self.environment)
+            except ConfigError as error:
+                yield str(error)
 
     def _why_private(self, settings: Webhook) -> str:
         """Return why no message may be sent to a webhook's address; an empty text if one may.

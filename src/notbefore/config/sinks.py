@@ -3,8 +3,9 @@
 Every key has a default, except addresses and secrets.
 """
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 from urllib.parse import urlsplit
@@ -37,6 +38,7 @@ from notbefore.config.constraints import (
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
 from notbefore.core.routing import Terms
+from notbefore.errors import ConfigError
 from notbefore.wording import texts
 
 JSON_TYPE: Final = "application/json"
@@ -422,6 +424,31 @@ class Kubernetes(SinkSettings, frozen=True, kw_only=True):
     token: HeaderValue = Secret(f"{SERVICE_ACCOUNT}/token", "file")  # of a service account
     ca_file: ReadableFile | None = None  # of the API server; default: `ca.crt` beside the token
     expire_after: ExpireAfter = Duration("7d")  # the condition has to be removed
+
+    def api_server(self, environment: Mapping[str, str] = os.environ) -> str:
+        """Return the address of the API server; raises ``ConfigError`` if nothing names it."""
+        if self.url is not None:
+            return self.url.rstrip("/")
+        host = environment.get("KUBERNETES_SERVICE_HOST")
+        port = environment.get("KUBERNETES_SERVICE_PORT")
+        if not host or not port:
+            raise ConfigError(
+                "url: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: this is no"
+                " pod. Set `url` to the address of the API server"
+            )
+        if ":" in host:
+            host = f"[{host}]"
+        return f"https://{host}:{port}"
+
+    def node(self, environment: Mapping[str, str] = os.environ) -> str:
+        """Return the name of the node; raises ``ConfigError`` if nothing names it."""
+        node = self.node_name or environment.get("NODE_NAME")
+        if not node:
+            raise ConfigError(
+                "node_name: the environment variable NODE_NAME is not set: the Helm chart sets it"
+                " to the name of the node. Or set `node_name`"
+            )
+        return node
 
 
 SOURCE_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}"

@@ -9,7 +9,6 @@ Several events share the one condition. Its message names them all, and the node
 patch returns the node, and the sink adds or removes one event. So a restart forgets nothing.
 """
 
-import os
 import re
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
@@ -22,7 +21,7 @@ from notbefore.core.record import json_line
 from notbefore.core.text import one_line, rfc3339, sha256, shortened
 from notbefore.courier.http_sink import HttpSink
 from notbefore.courier.sink import Receipt
-from notbefore.errors import ConfigError, SendError
+from notbefore.errors import SendError
 from notbefore.net.http import Http
 from notbefore.net.response import SUCCESSFUL, HttpResponse, error_of_status
 from notbefore.wording.texts import Text, text_of
@@ -64,11 +63,11 @@ class Sink(HttpSink):
     """The node of this agent."""
 
     def __init__(self, _name: str, settings: Kubernetes, messages: Messages) -> None:
-        url = settings.url or _in_cluster_url()
+        url = settings.api_server()
         self._settings = settings
-        self._node = settings.node_name or _node_of_this_pod()
-        self._events_url = url.rstrip("/") + EVENTS
-        self._status_url = f"{url.rstrip('/')}/api/v1/nodes/{quote(self._node)}/status"
+        self._node = settings.node()
+        self._events_url = f"{url}{EVENTS}"
+        self._status_url = f"{url}/api/v1/nodes/{quote(self._node)}/status"
         timeout = settings.timeout.seconds / REQUESTS
         super().__init__(messages, Http(timeout, ca_file=settings.ca_file or CA_FILE))
 
@@ -227,26 +226,3 @@ def _check(response: HttpResponse, action: str) -> None:
     error = error_of_status(response.status, f"cannot {action}: {cause}", response.retry_after)
     if error is not None:
         raise error
-
-
-def _in_cluster_url() -> str:
-    host = os.environ.get("KUBERNETES_SERVICE_HOST")
-    port = os.environ.get("KUBERNETES_SERVICE_PORT")
-    if not host or not port:
-        raise ConfigError(
-            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: this is no pod. Set"
-            " `url` to the address of the API server"
-        )
-    if ":" in host:
-        host = f"[{host}]"
-    return f"https://{host}:{port}"
-
-
-def _node_of_this_pod() -> str:
-    node = os.environ.get("NODE_NAME")
-    if not node:
-        raise ConfigError(
-            "the environment variable NODE_NAME is not set: the Helm chart sets it to the name of"
-            " the node. Or set `node_name`"
-        )
-    return node
