@@ -110,9 +110,11 @@ def run(options: argparse.Namespace) -> int:
 def _show(config: Config, sink: str, *, as_json: bool) -> int:
     """Print what each sink, or the one with this name, sends about the sample events."""
     if sink and sink not in config.sinks:
-        known = ", ".join(config.sinks) or "none"
-        raise ConfigError(f"--render: there is no sink {sink!r} (known: {known})")
-    names = [sink] if sink else list(config.sinks)
+        all_sinks = ", ".join(config.sinks) or "none"
+        raise ConfigError(f"--render: there is no sink {sink!r} (known: {all_sinks})")
+    names = list(config.sinks)
+    if sink:
+        names = [sink]
     for name in names:
         for sample in rendered_samples(name, config.sinks[name], config.messages):
             if as_json:

@@ -138,7 +138,10 @@ def _event_grid_faults(options: argparse.Namespace) -> DeliveryFaults:
     for text in options.event_grid_fault:
         kind, _, value = text.partition(":")
         try:
-            faults = faults.with_fault(kind, float(value) if value else None)
+            number = None
+            if value:
+                number = float(value)
+            faults = faults.with_fault(kind, number)
         except ValueError as error:
             raise ConfigError(f"--event-grid-fault {text}: {error}") from None
     return faults

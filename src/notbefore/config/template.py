@@ -34,21 +34,21 @@ class RenderError(Exception):
 
 
 class Values(dict[str, Any]):
-    """Values by name. One that is missing but known is empty; any other name is a mistake.
+    """Values by name. A name of ``names`` without a value is empty; any other name is a mistake.
 
     ``owner``: the name of the variable that holds them.
     """
 
-    def __init__(self, owner: str, values: Mapping[str, Any], known: Collection[str]) -> None:
+    def __init__(self, owner: str, values: Mapping[str, Any], names: Collection[str]) -> None:
         super().__init__(values)
         self._owner = owner
-        self._known = known
+        self._names = names
 
     def __missing__(self, name: str) -> Undefined:
-        if name in self._known or name.startswith(TAG):
+        if name in self._names or name.startswith(TAG):
             return Undefined(name=name)
         hint = f"there is no {name!r} in `{self._owner}`"
-        for similar in get_close_matches(name, self._known, 1):
+        for similar in get_close_matches(name, self._names, 1):
             hint = f"{hint}: did you mean {similar!r}?"
         return StrictUndefined(hint=hint)
 

@@ -61,5 +61,5 @@ def _converted(plugin: Plugin, sink_class: Any) -> Struct:
     return converted
 
 
-def _fault(plugin: Plugin, what: str, error: BaseException) -> ConfigError:
-    return ConfigError(f"the sink {plugin.name} {what}: {type(error).__name__}: {error}")
+def _fault(plugin: Plugin, failure: str, error: BaseException) -> ConfigError:
+    return ConfigError(f"the sink {plugin.name} {failure}: {type(error).__name__}: {error}")
