@@ -51,7 +51,7 @@ VALUES: dict[str, Any] = {
 
 
 def rendered(source: str) -> str:
-    return Template(source).render(VALUES)
+    return Template(source).render(VALUES).strip()
 
 
 def webhook(body: str, **settings: Any) -> SinkConfig:
@@ -240,6 +240,15 @@ def test_request_of_a_webhook_sees_the_texts_of_the_other_templates() -> None:
     sent = render(sink, title="T", body="B")
 
     assert sent.message.templated.request == '{"text": "T", "more": "B"}'
+
+
+def test_request_keeps_its_last_line_end_which_some_receivers_need() -> None:
+    sink = webhook("event 1\n", headers={"Content-Type": Secret("text/plain")})
+
+    sent = render(sink, body="\n{{ severity }}\n\n")
+
+    assert sent.message.templated.request == "event 1\n"
+    assert sent.message.templated.body == "info"
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             optimized=False,  # nothing is computed at compile time
             trim_blocks=True,
             lstrip_blocks=True,
+            keep_trailing_newline=True,  # some formats end each line
         )
         self.globals = {name: self.globals[name] for name in GLOBALS}
         self.policies["json.dumps_kwargs"] = {"default": _json_form}
@@ -147,7 +148,7 @@ class Template:
         """Return the text; raises ``RenderError``."""
         self._sandbox.deadline = time.monotonic() + MAX_SECONDS
         try:
-            return self._joined(self._template.generate(values)).strip()
+            return self._joined(self._template.generate(values))
         except RenderError:
             raise
         except Exception as error:  # noqa: BLE001 - an expression may raise anything

@@ -76,7 +76,9 @@ class Templates:
             return None
         try:
             text = template.render(values)
-            if key == REQUEST_TEMPLATE and self._settings.is_json:
+            if key != REQUEST_TEMPLATE:
+                text = text.strip()
+            elif self._settings.is_json:
                 msgspec.json.decode(text)
         except RenderError as error:
             failures.append(Failure(key, f"the template fails ({error})"))
