@@ -168,3 +168,15 @@ def test_agent_loads_nothing_for_a_page_that_is_not_opened(modules_of_an_agent: 
     ]
 
     assert of_the_page == []
+
+
+@pytest.mark.parametrize("module", module_names())
+def test_garbage_collector_stays_as_python_has_it(module: str) -> None:
+    path = SOURCE.joinpath(*module.split(".")).with_suffix(".py")
+    tuned = {"set_threshold", "disable", "freeze"}
+    calls: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "gc":
+            calls.add(node.attr)
+
+    assert not calls & tuned
