@@ -258,7 +258,18 @@ def test_throttled_request_waits_as_told(cluster: Kubernetes) -> None:
     assert raised.value.retry_after == 17
 
 
-@pytest.mark.parametrize("answer", [b"<html><body>Sign in</body></html>", b"{}", b"[]", b""])
+OTHER_ANSWERS = [
+    b"<html><body>Sign in</body></html>",
+    b"{}",
+    b"[]",
+    b"",
+    b'{"kind": "Node", "status": null}',
+    b'{"kind": "Node", "status": {"conditions": [1]}}',
+    b'{"kind": "Node", "status": {"conditions": [{"type": "AzureScheduledEvent", "message": 5}]}}',
+]
+
+
+@pytest.mark.parametrize("answer", OTHER_ANSWERS)
 def test_success_of_other_server_is_refused(answer: bytes, cluster: Kubernetes) -> None:
     cluster.default = Say(200, body=answer)
 

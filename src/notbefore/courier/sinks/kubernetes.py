@@ -11,8 +11,11 @@ patch returns the node, and the sink adds or removes one event. So a restart for
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
 
 from notbefore.config.sinks import SERVICE_ACCOUNT, Kubernetes, Messages
 from notbefore.core.change import APPROVAL_KINDS
@@ -59,6 +62,34 @@ class ListedEvent(NamedTuple):
         return f"{self.reason}: {self.sentence} ({self.event_id})"
 
 
+class NodeCondition(Struct, frozen=True):
+    """A condition of a node, as the API server has it."""
+
+    type: str
+    message: str = ""
+
+
+class NodeStatus(Struct, frozen=True):
+    """The status of a node."""
+
+    conditions: tuple[NodeCondition, ...] = ()
+
+
+class Node(Struct, frozen=True):
+    """A node, as far as this sink reads it."""
+
+    kind: Literal["Node"]
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def condition(self) -> NodeCondition | None:
+        """The condition of this sink; ``None`` if the node does not have it."""
+        for condition in self.status.conditions:
+            if condition.type == CONDITION:
+                return condition
+        return None
+
+
 class Sink(HttpSink):
     """The node of this agent."""
 
@@ -93,9 +124,10 @@ class Sink(HttpSink):
 
     def _update_condition(self, message: Message) -> None:
         """Add the event of a message to the condition, or remove it."""
-        node = self._patch_status({})
-        condition = _condition_in(node)
-        events = read_events(condition.get("message", ""))
+        condition = self._patch_status({}).condition
+        events: dict[str, ListedEvent] = {}
+        if condition is not None:
+            events = read_events(condition.message)
         event = listed_event(message)
         events.pop(event.event_id, None)
         if is_listed(message):
@@ -103,22 +135,24 @@ class Sink(HttpSink):
 
         if events:
             updated = condition_of(events.values(), rfc3339(message.now))
-            if not condition:
+            if condition is None:
                 updated["lastTransitionTime"] = updated["lastHeartbeatTime"]
-        elif condition:
+        elif condition is not None:
             updated = {"type": CONDITION, "$patch": "delete"}
         else:
             return
         self._patch_status({"status": {"conditions": [updated]}})
 
-    def _patch_status(self, patch: dict[str, Any]) -> dict[str, Any]:
+    def _patch_status(self, patch: dict[str, Any]) -> Node:
         """Patch the status of the node, and return the node."""
         response = self._http.patch(self._status_url, self._headers(PATCH), json_line(patch))
         _check(response, f"patch the status of the node {self._node}")
-        node = response.json()
-        if not isinstance(node, dict) or node.get("kind") != "Node":
-            raise SendError(f"this is not the answer of an API server: {response.cause}")
-        return node
+        try:
+            return msgspec.convert(response.json(), type=Node)
+        except msgspec.ValidationError as error:
+            raise SendError(
+                f"this is not the answer of an API server: {error}: {response.cause}"
+            ) from None
 
     def _headers(self, content_type: str) -> dict[str, str]:
         """Return the headers, with the token as it is now: the kubelet replaces it every hour."""
@@ -194,14 +228,6 @@ def condition_of(events: Iterable[ListedEvent], now: str) -> dict[str, str]:
         "message": SEPARATOR.join(str(event) for event in newest),
         "lastHeartbeatTime": now,
     }
-
-
-def _condition_in(node: dict[str, Any]) -> dict[str, str]:
-    """Return the condition of the node; empty if it has none."""
-    for condition in node.get("status", {}).get("conditions", ()):
-        if condition.get("type") == CONDITION:
-            return dict(condition)
-    return {}
 
 
 def _reason(*words: str) -> str:
