@@ -53,7 +53,7 @@ def listing(events: int) -> bytes:
     later = formatdate(time.time() + 6 * 3600, usegmt=True)
     ids = (f"C7061BAC-AFDC-4513-B24B-{number:012X}" for number in range(events))
     return body(
-        *(item(one, Resources=[VM, "cost_1"], NotBefore=later) for one in ids),
+        *(item(delivery_id, Resources=[VM, "cost_1"], NotBefore=later) for delivery_id in ids),
         incarnation=events + 1,
     )
 

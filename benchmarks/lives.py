@@ -265,12 +265,16 @@ def main() -> None:
             wrongs = troubles(record, life, longest, frozen(life, subject.freezes))
             false += [f"{words}: {json.dumps(record)}" for words in wrongs]
         uncertain = {
-            one[PREFIX + "id"] for one in records if one.get(PREFIX + "outcome") == "unknown"
+            record[PREFIX + "id"]
+            for record in records
+            if record.get(PREFIX + "outcome") == "unknown"
         }
-        started = {one[PREFIX + "id"] for one in records if one[PREFIX + "change"] == "started"}
+        started = {
+            record[PREFIX + "id"] for record in records if record[PREFIX + "change"] == "started"
+        }
         timid = timid + len(uncertain & started)
         unknown = unknown + len(uncertain)
-    whole = [one for records in histories for one in records]
+    whole = [record for records in histories for record in records]
     ended = sum(PREFIX + "outcome" in one for one in whole)
     print(
         f"{len(whole)} reports of {ended} ends: {len(false)} false (bar 0), {unknown} outcomes"

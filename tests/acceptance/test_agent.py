@@ -300,7 +300,7 @@ def test_no_output_claims_that_nothing_is_scheduled_while_imds_is_silent(
         # a late poll is a silence, too
         eventually(lambda: asked(agent) == (0, "Nothing is scheduled.\n", ""))
         # IMDS may have been faster
-        eventually(lambda: {one.path for one in hook.requests} & {"/uuid/start", "/uuid"})
+        eventually(lambda: {request.path for request in hook.requests} & {"/uuid/start", "/uuid"})
 
         imds.fault("status", times=100_000)
         eventually(lambda: get(agent.port, "/readyz")[0] == 503)

@@ -192,7 +192,7 @@ def test_approve_shows_the_event_asks_and_records_the_operator(
             agent.json("/api/v1/history")["changes"],
         ):  # it starts after two seconds
             assert "CHG-1: ready\n" in [
-                one.get("azure.scheduled_event.approval.reason") for one in changes
+                change.get("azure.scheduled_event.approval.reason") for change in changes
             ]
 
 

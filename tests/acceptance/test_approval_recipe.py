@@ -105,12 +105,12 @@ def test_recipe_approves_once_all_three_vms_are_prepared(imds: Simulator, tmp_pa
         assert set(imds.start_requests) == {event_id}
 
         by = [
-            one
+            record
             for agent in agents
-            for one in agent.records
-            if "azure.scheduled_event.approval.by" in one
+            for record in agent.records
+            if "azure.scheduled_event.approval.by" in record
         ]
-        assert {one["azure.scheduled_event.approval.reason"] for one in by} == {
+        assert {record["azure.scheduled_event.approval.reason"] for record in by} == {
             "all VMs are prepared"
         }
 

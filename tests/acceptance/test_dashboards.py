@@ -28,9 +28,13 @@ PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["pa
 def target_of(name: str, title: str, kind: str, ref: str = "") -> dict[str, Any]:
     """A panel's first query, or the one that is named."""
     (panel,) = (
-        one for one in BOARDS[name]["panels"] if (one["title"], one["type"]) == (title, kind)
+        panel
+        for panel in BOARDS[name]["panels"]
+        if (panel["title"], panel["type"]) == (title, kind)
     )
-    found: dict[str, Any] = next(one for one in panel["targets"] if ref in ("", one["refId"]))
+    found: dict[str, Any] = next(
+        target for target in panel["targets"] if ref in ("", target["refId"])
+    )
     return found
 
 
@@ -41,7 +45,7 @@ def check(
     for name, title, number in expected:
         target = target_of(name, title, "stat")
         becomes(
-            lambda: (title, *(one["values"] for one in series(prometheus, target, chosen))),
+            lambda: (title, *(row["values"] for row in series(prometheus, target, chosen))),
             (title, [number]),
         )
 
@@ -91,10 +95,10 @@ def test_variables_have_values_that_narrow_the_next(prometheus: Prometheus) -> N
 def test_panels_show_only_the_chosen_vm(prometheus: Prometheus) -> None:
     for _, panel in PANELS:
         for target in panel["targets"]:
-            for one in series(prometheus, target, ONE):
+            for row in series(prometheus, target, ONE):
                 # sums: see the next test
-                assert one["labels"].get("name", LIVE[0]) == LIVE[0], panel["title"]
-                assert not one["labels"].get("event_id", "").startswith(("EASTUS", "DB-")), panel[
+                assert row["labels"].get("name", LIVE[0]) == LIVE[0], panel["title"]
+                assert not row["labels"].get("event_id", "").startswith(("EASTUS", "DB-")), panel[
                     "title"
                 ]
 
@@ -116,7 +120,7 @@ def test_sums_are_empty_when_no_vm_is_chosen(prometheus: Prometheus) -> None:
         lambda: {
             (name, title, target["refId"])
             for name, title, target in asked
-            if any(any(one["values"]) for one in series(prometheus, target, nobody))
+            if any(any(row["values"]) for row in series(prometheus, target, nobody))
         },
         expected,
     )
@@ -166,7 +170,7 @@ def test_series_of_another_job_are_not_shown_as_the_agents(
 
     def jobs() -> list[str]:
         rows = series(prometheus, target_of("notbefore", "Agents", "table", "memory"), EVERYTHING)
-        return [one["labels"]["job"] for one in rows if one["labels"]["instance"] == instance]
+        return [row["labels"]["job"] for row in rows if row["labels"]["instance"] == instance]
 
     becomes(jobs, ["notbefore"])
 

@@ -14,7 +14,8 @@ from support.hub import Hub
 
 def types(hub: Hub) -> list[str]:
     return [
-        one.envelope["type"].removeprefix("notbefore.").removesuffix(".v1") for one in hub.stored
+        event.envelope["type"].removeprefix("notbefore.").removesuffix(".v1")
+        for event in hub.stored
     ]
 
 
@@ -38,15 +39,15 @@ def test_hub_gets_changes_and_heartbeats_when_hub_and_courier_are_killed(
         hub.start()
         imds.set_document(body(incarnation=4))
 
-        eventually(lambda: len({one.envelope["id"] for one in hub.stored}) == 4)
+        eventually(lambda: len({event.envelope["id"] for event in hub.stored}) == 4)
     found = [kind for kind in types(hub) if kind != "heartbeat"]
 
     assert list(dict.fromkeys(found)) == [
         f"scheduled_event.{kind}" for kind in ("announced", "started", "finished")
     ]
-    assert {one.envelope["data"].get("azure.tag.role") for one in hub.stored} == {"simulated"}
+    assert {event.envelope["data"].get("azure.tag.role") for event in hub.stored} == {"simulated"}
     assert "absent" not in str(hub.stored)
 
     # all that the group of this VM reports, signs of life included
-    keys = {one.key for one in hub.stored}
+    keys = {event.key for event in hub.stored}
     assert [key.rpartition("/")[2] for key in keys if key] == ["westno"]

@@ -28,19 +28,23 @@ RECORDS = 'notbefore_fleet_records_total{result="%s"}'
 
 
 def bodies(hook: HttpPeer) -> list[dict[str, Any]]:
-    return [json.loads(one.body) for one in hook.requests]
+    return [json.loads(request.body) for request in hook.requests]
 
 
 def kinds(hook: HttpPeer) -> list[str]:
-    return [one["azure.scheduled_event.change"] for one in bodies(hook)]
+    return [body["azure.scheduled_event.change"] for body in bodies(hook)]
 
 
 def ids(hook: HttpPeer) -> list[str]:
-    return [one.headers["x-notbefore-delivery-id"] for one in hook.requests]
+    return [request.headers["x-notbefore-delivery-id"] for request in hook.requests]
 
 
 def accepted(hook: HttpPeer) -> list[str]:
-    return [one.headers["x-notbefore-delivery-id"] for one in hook.requests if one.status == 200]
+    return [
+        request.headers["x-notbefore-delivery-id"]
+        for request in hook.requests
+        if request.status == 200
+    ]
 
 
 def test_step_of_an_event_is_notified_once_when_three_vms_report_it(
@@ -153,8 +157,8 @@ def test_muted_event_is_not_notified_nor_is_its_end(
 
         eventually(lambda: len(fleet.json("/api/v1/fleet/history")["events"]) == 2)
         eventually(lambda: kinds(hook).count("canceled") == 1)
-        assert {one["azure.scheduled_event.id"] for one in bodies(hook)} == {"E-web"}
-        assert {one["azure.scheduled_event.id"] for one in fleet.records} == {"E-web"}
+        assert {body["azure.scheduled_event.id"] for body in bodies(hook)} == {"E-web"}
+        assert {record["azure.scheduled_event.id"] for record in fleet.records} == {"E-web"}
         assert fleet.metric_sum("notbefore_fleet_changes_total") == 2  # announced and canceled
 
         (listed,) = notbefore(*mute).stdout.splitlines()
@@ -187,7 +191,9 @@ def test_deliveries_are_sent_by_the_instance_that_takes_over(
             hook.default = Say()
             eventually(lambda: len(set(accepted(hook))) == len(SETS))
             # all is accepted
-            eventually(lambda: not [one for one in blobs.snapshots() if one.outbox.rows])
+            eventually(
+                lambda: not [snapshot for snapshot in blobs.snapshots() if snapshot.outbox.rows]
+            )
 
             found = accepted(hook)
 

@@ -44,11 +44,11 @@ def tell(hub: Hub) -> None:
         name: [replace(vm(f"{name}_{n}", scale_set=name), zone="1") for n in range(2)]
         for name in SETS
     }
-    names = {name: [one.name for one in members] for name, members in vms.items()}
+    names = {name: [vm.name for vm in members] for name, members in vms.items()}
     records: list[Any] = []
     for name, members in vms.items():
-        records += [report(one, "announced", f"E-{name}", resources=names[name]) for one in members]
-        records += [heartbeat_of(one, (), "1", now, 3600.0) for one in members]
+        records += [report(vm, "announced", f"E-{name}", resources=names[name]) for vm in members]
+        records += [heartbeat_of(vm, (), "1", now, 3600.0) for vm in members]
     records += [report(one, "started", "E-web", resources=names["web"]) for one in vms["web"]]
     records += [report(vms["web"][0], step, "E-over") for step in ("announced", "started")]
     records.append(report(vms["web"][0], "finished", "E-over", interruption=7.0))
@@ -61,7 +61,9 @@ def tell(hub: Hub) -> None:
 def shown(
     prometheus: Prometheus, title: str, variables: dict[str, str] = EVERYTHING
 ) -> float | None:
-    (panel,) = (one for one in BOARD["panels"] if (one["title"], one["type"]) == (title, "stat"))
+    (panel,) = (
+        panel for panel in BOARD["panels"] if (panel["title"], panel["type"]) == (title, "stat")
+    )
     found = series(prometheus, panel["targets"][0], variables)
     return found[0]["values"][0] if found else None
 

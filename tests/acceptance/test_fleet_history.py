@@ -49,7 +49,7 @@ def test_history_keeps_an_event_once_through_disk_trouble_and_a_kill(
     (state / FILE_NAME).mkdir(parents=True)  # a directory, where a file is to be
     with RunningFleet(config, state) as fleet:
         happen(hub, "E-1", *STEPS)
-        eventually(lambda: b'"finished"' in b"".join(one.body for one in hook.requests))
+        eventually(lambda: b'"finished"' in b"".join(request.body for request in hook.requests))
         eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="history"}'))
 
         unknown = notbefore("fleet", "report", "--url", f"http://127.0.0.1:{fleet.port}")
@@ -98,7 +98,7 @@ def test_history_keeps_an_event_once_through_disk_trouble_and_a_kill(
     (object_row,) = objects("fleet report", as_json.stdout)
     assert object_row["event_type"] == "Reboot"
     assert object_row["vms"] == 2
-    assert [(one["scale_set"], one["event_type"], one["events"]) for one in rows] == [
+    assert [(row["scale_set"], row["event_type"], row["events"]) for row in rows] == [
         ("web", "Reboot", "2")
     ]
     assert twice.stdout.splitlines()[1:] == found.stdout.splitlines()[1:]  # an event counts once

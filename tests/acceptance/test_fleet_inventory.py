@@ -27,12 +27,12 @@ def beat(who: Vm) -> Heartbeat:
 
 
 def notified(hook: HttpPeer) -> list[tuple[str, list[str]]]:
-    bodies = [json.loads(one.body) for one in hook.requests]
+    bodies = [json.loads(request.body) for request in hook.requests]
     prefix = "azure.scheduled_event."
     return [
-        (one[f"{prefix}change"], one[f"{prefix}resources"])
-        for one in bodies
-        if one[f"{prefix}type"] == "Silent"
+        (body[f"{prefix}change"], body[f"{prefix}resources"])
+        for body in bodies
+        if body[f"{prefix}type"] == "Silent"
     ]
 
 

@@ -34,15 +34,15 @@ def remember(state: Path) -> None:
 def tell(hub: Hub) -> None:
     """Two events, which affect six VMs each, and are seen by all twelve."""
     now = datetime.now(UTC)
-    send(hub, [heartbeat_of(one, (), "1", now, 3600.0) for one in VMS])
+    send(hub, [heartbeat_of(vm, (), "1", now, 3600.0) for vm in VMS])
     for number in (0, 1):
-        hit = [one.name for one in VMS[number * 6 : number * 6 + 6]]
+        hit = [vm.name for vm in VMS[number * 6 : number * 6 + 6]]
         due = now + timedelta(minutes=14)
         send(
             hub,
             [
-                report(one, "announced", f"W-{number}", resources=hit, not_before=due, notice=840.0)
-                for one in VMS
+                report(vm, "announced", f"W-{number}", resources=hit, not_before=due, notice=840.0)
+                for vm in VMS
             ],
         )
 
@@ -85,7 +85,7 @@ def test_fleet_page_shows_coming_waves_and_the_month_accessibly(
         )
 
         assert heard.complaints == []
-        assert all(one.startswith(url) for one in heard.requests)
+        assert all(request.startswith(url) for request in heard.requests)
 
         for viewport in (DESK, PHONE):
             page.set_viewport_size(viewport)

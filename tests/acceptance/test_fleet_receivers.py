@@ -85,12 +85,15 @@ class Receivers:
     @property
     def steps(self) -> list[str]:
         """What the webhook was notified of."""
-        return [json.loads(one.body)["azure.scheduled_event.change"] for one in self.hook.requests]
+        return [
+            json.loads(request.body)["azure.scheduled_event.change"]
+            for request in self.hook.requests
+        ]
 
     @property
     def alerts(self) -> list[str]:
         """What the receiver behind the Alertmanagers was notified of."""
-        return [json.loads(one.body)["status"] for one in self.behind.requests]
+        return [json.loads(request.body)["status"] for request in self.behind.requests]
 
     @property
     def threads(self) -> set[str]:

@@ -53,7 +53,7 @@ def webhook_sink(hook: HttpPeer, **settings: Any) -> dict[str, Any]:
 
 
 def changes_at(hook: HttpPeer) -> list[str]:
-    return [json.loads(one.body)["azure.scheduled_event.change"] for one in hook.requests]
+    return [json.loads(request.body)["azure.scheduled_event.change"] for request in hook.requests]
 
 
 def list_events(imds: Simulator, number: int, *events: dict[str, Any]) -> None:

@@ -86,7 +86,7 @@ def test_reboot_of_five_vms_is_one_incident_that_is_closed_once(
         for step, (listed, status) in enumerate(steps, start=1):
             simulator.set_document(body(*listed, incarnation=step + 1))
             eventually(
-                lambda: {one.count("delivered", to) for one in agents for to in sinks} == {step}
+                lambda: {agent.count("delivered", to) for agent in agents for to in sinks} == {step}
             )
             eventually(lambda: statuses()[-1:] == [status])
             eventually(lambda: bool(routed.open) is (step < 3))

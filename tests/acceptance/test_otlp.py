@@ -132,7 +132,9 @@ def test_protocol_compression_interval_and_temporality_come_from_variables(
 
     assert "content-encoding" not in request.headers
 
-    temporalities = {one.sum.aggregation_temporality for one in metrics if one.HasField("sum")}
+    temporalities = {
+        metric.sum.aggregation_temporality for metric in metrics if metric.HasField("sum")
+    }
     assert temporalities == {AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA}
 
 

@@ -72,10 +72,10 @@ def visit(browser: Browser, agent: RunningAgent, imds: Simulator) -> Iterator[Op
     yield open_page
     for context in browser.contexts:
         context.close()
-    for one in heard:
-        assert one.complaints == []
-        assert one.requests
-        assert all(url.startswith(f"http://127.0.0.1:{agent.port}/") for url in one.requests)
+    for listener in heard:
+        assert listener.complaints == []
+        assert listener.requests
+        assert all(url.startswith(f"http://127.0.0.1:{agent.port}/") for url in listener.requests)
 
 
 def due(seconds: float) -> str:
@@ -207,7 +207,7 @@ def various_pages() -> Iterator[PageModel]:
     ill = CheckResult(ok=False, reasons=("it is old", "and it is unreadable"))
     outbox = OutboxView(rows={("oncall", "pending"): 1, ("old", "dead"): 1})
     tracked = Story().sees(0).sees(1, item("1"), item("2", EventStatus="Started")).tracked
-    events = tuple(PendingEvent.of(one, at(2)) for one in tracked.events.values())
+    events = tuple(PendingEvent.of(event, at(2)) for event in tracked.events.values())
     yield from (empty, known, replace(known, ready=ill, kinds={"oncall": "slack"}, outbox=outbox))
     yield replace(known, listed=replace(known.listed, events=events))
     ended = tuple(TimelineEvent.of(event) for event in events)

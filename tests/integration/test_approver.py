@@ -124,7 +124,8 @@ class World:
         """The records of approvals."""
         prefix = re.compile(r"azure\.scheduled_event\.(approval\.)?")
         found = [
-            {prefix.sub("", name): value for name, value in one.items()} for one in self.agent.said
+            {prefix.sub("", name): value for name, value in record.items()}
+            for record in self.agent.said
         ]
         return [one for one in found if "approv" in one["change"]]
 
@@ -167,11 +168,11 @@ def test_event_named_by_a_rule_is_approved_once(
     assert world.imds.start_requests == [ID]
     assert world.attempt.approved == content_of(world.attempt.tracked)
     assert f"Freeze {ID}, rules[0]: approved (accepted)" in [
-        one.getMessage() for one in caplog.records
+        record.getMessage() for record in caplog.records
     ]
     assert world.approver.decide() == LONG_WAIT
     assert world.imds.start_requests == [ID]
-    assert len({one["azure.scheduled_event.change_id"] for one in world.agent.said}) == len(
+    assert len({record["azure.scheduled_event.change_id"] for record in world.agent.said}) == len(
         world.agent.said
     )
 

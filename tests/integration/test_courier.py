@@ -135,7 +135,9 @@ def test_failing_sink_is_logged_once_a_minute_until_it_accepts_again(
     with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: list(owner.left.values()) == ["dead"])
 
-    assert [(one.message.partition("event")[0], bool(one.exc_info)) for one in caplog.records] == [
+    assert [
+        (record.message.partition("event")[0], bool(record.exc_info)) for record in caplog.records
+    ] == [
         ("sink chat did not accept `announced` of ", True),
         ("sink chat refused `announced` of ", False),
         ("sink chat accepts messages again", False),
@@ -157,12 +159,12 @@ def test_hung_delivery_fails_and_those_behind_it_are_due_again(owner: Owner) -> 
     }
     with CourierHere(owner, Orders(both), lambda _name: Recording(act)) as courier:
         courier.until(lambda: courier.replaced)
-        outcomes = {one.delivery_id: one.outcome for one in owner.results}
+        outcomes = {result.delivery_id: result.outcome for result in owner.results}
 
         assert outcomes.pop("c") in ("returned", "accepted")
         assert outcomes == {"a": "accepted", "b": "failed", "d": "refused"}
 
-        errors = {one.error for one in owner.results if one.delivery_id in "bd"}
+        errors = {result.error for result in owner.results if result.delivery_id in "bd"}
         assert errors == {"no result after 1.1 s: given up"}
 
         over.set()
@@ -189,7 +191,9 @@ def test_hung_delivery_that_arrives_after_all_is_not_sent_again(
     with CourierHere(owner, given, lambda _name: Recording(act)) as courier:
         courier.until(lambda: owner.results)
 
-        assert [(one.delivery_id, one.outcome) for one in owner.results] == [("late", "failed")]
+        assert [(result.delivery_id, result.outcome) for result in owner.results] == [
+            ("late", "failed")
+        ]
 
         over.set()
         courier.until(lambda: owner.endings)
@@ -212,7 +216,7 @@ def test_courier_waits_for_a_running_command_when_another_sink_hangs(owner: Owne
     owner.add("y", sink="runs", once=True)
 
     with CourierHere(owner, given, lambda name: sinks[name]) as courier:
-        courier.until(lambda: [one for one in owner.results if one.delivery_id == "x"])
+        courier.until(lambda: [result for result in owner.results if result.delivery_id == "x"])
         owner.add("z", sink="other")  # the others are served meanwhile
 
         courier.until(lambda: sinks["other"].sent == ["z"])

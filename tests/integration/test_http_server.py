@@ -97,7 +97,7 @@ def listed(**fields: Any) -> PendingView:
     story = Story().sees(0, item("E", **{"EventType": "Reboot", **fields}))
     return replace(
         NOTHING_PENDING,
-        events=tuple(PendingEvent.of(one, at(0)) for one in story.tracked.events.values()),
+        events=tuple(PendingEvent.of(event, at(0)) for event in story.tracked.events.values()),
     )
 
 

@@ -92,7 +92,7 @@ def fleet() -> Objects:
 
 def by_name(texts: Iterable[str]) -> Objects:
     objects = [one for text in texts for one in yaml.safe_load_all(text) if one]
-    found = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    found = {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in objects}
     assert len(found) == len(objects)
     return found
 
@@ -123,12 +123,12 @@ def test_manifests_are_valid_for_the_kubernetes_versions_of_aks(
     values: dict[str, Any] | None,
 ) -> None:
     objects = fleet() if values is None else rendered(values, name="other", namespace="elsewhere")
-    for one in objects.values():
-        if one["kind"] in CUSTOM:
-            assert one["apiVersion"] in CUSTOM[one["kind"]]
+    for manifest in objects.values():
+        if manifest["kind"] in CUSTOM:
+            assert manifest["apiVersion"] in CUSTOM[manifest["kind"]]
             continue
         for version in KUBERNETES:
-            kubernetes_validate.validate(one, version, strict=True)
+            kubernetes_validate.validate(manifest, version, strict=True)
     pod = pods_of(objects)["template"]["spec"]
 
     mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
@@ -152,7 +152,7 @@ def test_chart_renders_every_value() -> None:
 
     assert volumes["secrets"]["secret"]["secretName"] == "mine"
     assert found["Secret", "mine"]["stringData"] == {"slack-url": "https://hooks.example.org/x"}
-    assert [one["secret"]["name"] for one in volumes["web"]["projected"]["sources"]] == [
+    assert [source["secret"]["name"] for source in volumes["web"]["projected"]["sources"]] == [
         "notbefore-web",
         "own",
     ]
@@ -280,13 +280,15 @@ def test_chart_contains_the_rules_and_dashboards_of_the_project() -> None:
         for one in found.values()
         if one["metadata"].get("labels", {}).get("grafana_dashboard") == "1"
     ]
-    held = {key: json.loads(text) for one in maps for key, text in one["data"].items()}
+    held = {key: json.loads(text) for manifest in maps for key, text in manifest["data"].items()}
     boards = sorted((ROOT / "dashboards").glob("*.json"))
 
     assert held == {
         f"notbefore-{path.name}": json.loads(path.read_text(encoding="utf-8")) for path in boards
     }
-    assert max(len(json.dumps(one)) for one in maps) < 1024 * 1024, "a ConfigMap holds no more"
+    assert max(len(json.dumps(manifest)) for manifest in maps) < 1024 * 1024, (
+        "a ConfigMap holds no more"
+    )
 
 
 def test_packaged_chart_contains_the_files_behind_its_links(tmp_path: Path) -> None:
@@ -307,7 +309,8 @@ def test_pod_monitor_scrapes_a_pod_as_its_node_in_the_job_of_the_rules(tmp_path:
         return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
 
     relabelings = [
-        {snake(key): value for key, value in one.items()} for one in endpoint["relabelings"]
+        {snake(key): value for key, value in relabeling.items()}
+        for relabeling in endpoint["relabelings"]
     ]
     (labels,) = relabeled(relabelings, tmp_path, {"__meta_kubernetes_pod_node_name": "aks-1"})
 

@@ -587,7 +587,7 @@ def test_every_count_has_a_unit() -> None:
         sender_to(to(receiver.url), "metrics").send(data)
         metrics = metrics_of(receiver.metrics[0])
 
-    counts = {one.name: one.unit for one in metrics if one.HasField("sum")}
+    counts = {metric.name: metric.unit for metric in metrics if metric.HasField("sum")}
 
     assert counts["azure_scheduled_event_changes"] == "{change}"
     assert all(counts.values()), counts
@@ -608,7 +608,7 @@ def points_of(data: Any, name: str) -> list[Any]:
     """Return the points of one metric; those of polls are of changed documents."""
     (resource,) = data.resource_metrics
     (scope,) = resource.scope_metrics
-    (metric,) = [one for one in scope.metrics if one.name == name]
+    (metric,) = [metric for metric in scope.metrics if metric.name == name]
     return [
         point
         for point in metric.data.data_points
@@ -620,7 +620,7 @@ def test_deltas_add_up_to_the_totals_also_after_a_failed_export() -> None:
     deltas = Deltas(began=0)
     agent = busy()
     data, _ = agent.both()
-    (before,) = [one.value for one in points_of(data, POLLS)]
+    (before,) = [point.value for point in points_of(data, POLLS)]
 
     first = deltas.since_accepted(data)
     deltas.accepted()
@@ -629,14 +629,14 @@ def test_deltas_add_up_to_the_totals_also_after_a_failed_export() -> None:
     agent.polling = agent.polling.plus("changed", 0.0, 0.02)
     third = deltas.since_accepted(agent.both()[0])
 
-    assert [one.value for one in points_of(first, POLLS)] == [before]
-    assert [one.value for one in points_of(third, POLLS)] == [2]
+    assert [point.value for point in points_of(first, POLLS)] == [before]
+    assert [point.value for point in points_of(third, POLLS)] == [2]
 
     (histogram,) = points_of(third, "notbefore_poll_duration_seconds")
     assert histogram.count == 2
     assert sum(histogram.bucket_counts) == 2
 
-    (start,) = {one.start_time_unix_nano for one in points_of(third, POLLS)}
+    (start,) = {point.start_time_unix_nano for point in points_of(third, POLLS)}
     assert start == points_of(first, POLLS)[0].time_unix_nano
 
 
@@ -646,7 +646,7 @@ def test_deltas_of_a_new_process_leave_out_what_an_earlier_one_counted() -> None
 
     first = deltas.since_accepted(data)
 
-    assert {one.value for one in points_of(first, "azure_scheduled_event_changes")} == {0}
+    assert {point.value for point in points_of(first, "azure_scheduled_event_changes")} == {0}
 
 
 def test_agent_exports_deltas_if_the_variable_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -665,6 +665,8 @@ def test_agent_exports_deltas_if_the_variable_wants_them(monkeypatch: pytest.Mon
         exporter.stop(PATIENCE)
         metrics = metrics_of(receiver.metrics[0])
 
-    temporalities = {one.sum.aggregation_temporality for one in metrics if one.HasField("sum")}
+    temporalities = {
+        metric.sum.aggregation_temporality for metric in metrics if metric.HasField("sum")
+    }
 
     assert temporalities == {AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA}

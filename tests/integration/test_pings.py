@@ -36,14 +36,14 @@ def test_ping_reports_start_success_and_failure(
 
     begins, well, ill = peer.requests
 
-    assert [one.path for one in peer.requests] == [
+    assert [request.path for request in peer.requests] == [
         "/uuid/start?rid=1",
         "/uuid?rid=1",
         "/uuid/fail?rid=1",
     ]
     assert b"no valid answer yet" in begins.body
     # none waits in a connection that the receiver may close
-    assert len({one.client for one in peer.requests}) == 3
+    assert len({request.client for request in peer.requests}) == 3
     assert well.body.decode().endswith(f" on {ME}: 1 event listed\n")
     assert ill.body.decode().endswith(
         " on unknown VM: the last good answer of IMDS is 99.0 s old\n"

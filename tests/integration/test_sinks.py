@@ -178,7 +178,7 @@ def test_sinks_do_not_send_passwords_of_netrc(
         SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/?+Authorization=own")))
     )
 
-    assert [one.headers.get("authorization") for one in peer.requests] == [None, "own"]
+    assert [request.headers.get("authorization") for request in peer.requests] == [None, "own"]
 
 
 def test_authorization_header_is_not_replaced_by_a_password_in_the_url(peer: HttpPeer) -> None:

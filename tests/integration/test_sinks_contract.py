@@ -241,7 +241,7 @@ class HubReceiver(BuiltInReceiver):
         self.hub.order("reject:amqp:not-found")
 
     def received(self) -> list[bytes]:
-        return [one.body for one in self.hub.stored]
+        return [event.body for event in self.hub.stored]
 
 
 class KubernetesReceiver(BuiltInReceiver):

@@ -37,10 +37,10 @@ def test_each_step_of_an_event_is_a_message(slack: SlackServer) -> None:
     )
     sent(hook(slack), *steps)
 
-    titles = [one["blocks"][0]["text"]["text"] for one in slack.messages]
+    titles = [message["blocks"][0]["text"]["text"] for message in slack.messages]
 
     assert titles[1:] == ["Reboot of WestNO_0 has started", "Reboot of WestNO_0 is over"]
-    assert [one["attachments"][0]["color"] for one in slack.messages] == [
+    assert [message["attachments"][0]["color"] for message in slack.messages] == [
         "#c4314b",
         "#c4314b",
         "#2e9e5b",

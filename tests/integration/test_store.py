@@ -108,7 +108,7 @@ def test_failed_delivery_is_due_again_after_a_random_pause(tmp_path: Path) -> No
         store.put([delivery(f"{number}", due=clock.time(), expires=1e12) for number in range(40)])
         settle(store)
         given = store.exchange([], {"chat": 40})
-        store.exchange([SendResult(one.delivery_id, "failed") for one in given], {})
+        store.exchange([SendResult(delivery.delivery_id, "failed") for delivery in given], {})
         pauses = sorted(row.due - clock.boot_time() for row in rows_of(store))
 
     assert 0.0 <= pauses[0] < 0.5 < pauses[-1] <= 1.0

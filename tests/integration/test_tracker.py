@@ -130,11 +130,11 @@ class Agents:
 
     def kinds(self, event_id: str = ID) -> list[str]:
         """The changes of an event."""
-        found = [one for one in self.said if one["azure.scheduled_event.id"] == event_id]
+        found = [record for record in self.said if record["azure.scheduled_event.id"] == event_id]
         return [one["azure.scheduled_event.change"] for one in found]
 
     def last(self, *names: str, event_id: str = ID) -> tuple[Any, ...]:
-        found = [one for one in self.said if one["azure.scheduled_event.id"] == event_id]
+        found = [record for record in self.said if record["azure.scheduled_event.id"] == event_id]
         return tuple(found[-1].get(f"azure.scheduled_event.{name}") for name in names)
 
 
@@ -187,7 +187,7 @@ def test_vm_is_recognized_by_its_id_or_else_its_name(
 
     agents.die()
 
-    assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == (
+    assert [record["azure.scheduled_event.change"] for record in agents.said[reported:]] == (
         ["ended"] if own else []
     )
 
@@ -214,10 +214,10 @@ def test_first_comparison_after_a_boot_waits_for_the_identity_of_the_vm(
     agents.identify(Vm(name=ME, vm_id=vm_id))
     agents.waits(1, UNCHANGED)
 
-    assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == kinds
+    assert [record["azure.scheduled_event.change"] for record in agents.said[reported:]] == kinds
     assert ("this disk was another VM's" in caplog.text) == (vm_id != "0-1")
 
-    ids = [one["azure.scheduled_event.change_id"] for one in agents.said]
+    ids = [record["azure.scheduled_event.change_id"] for record in agents.said]
     assert len(set(ids)) == len(ids)
 
 
@@ -244,7 +244,7 @@ def test_state_is_kept_when_imds_never_names_the_vm(
         agents.waits(10, UNCHANGED)
         agents.sees(OTHERS, BEGUN)
 
-    assert [one["azure.scheduled_event.change"] for one in agents.said] == [
+    assert [record["azure.scheduled_event.change"] for record in agents.said] == [
         "announced",
         "started",
         "finished",
@@ -343,7 +343,7 @@ def test_reminder_is_removed_when_the_event_proves_to_be_another_vms(
     agents.waits(10, UNCHANGED)
     agents.identify(Vm(name=PEER))
 
-    assert [one["azure.scheduled_event.change"] for one in agents.said] == ["announced"]
+    assert [record["azure.scheduled_event.change"] for record in agents.said] == ["announced"]
 
     agents.clock.go(15 * 60 - 120)
     (announced,) = given(agents.now.store, chat=9)
@@ -510,7 +510,9 @@ def test_unreadable_events_are_counted_and_logged_once_a_document(
     assert known.unreadable == 2
     assert all(map(agents.now.listed.flawed, (ID.casefold(), "broken")))
 
-    lines = [one.getMessage() for one in caplog.records if "cannot be read" in one.getMessage()]
+    lines = [
+        record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()
+    ]
     assert len(lines) == 3
     assert lines == [
         f"event {ID} cannot be read in full (not_before)",
@@ -547,7 +549,7 @@ def test_each_kind_of_failure_and_the_recovery_are_logged_once(
     assert agents.now.known.poll.failure == "timeout"
 
     agents.waits(3, UNCHANGED)
-    assert [one.getMessage() for one in caplog.records if "IMDS" in one.getMessage()] == [
+    assert [record.getMessage() for record in caplog.records if "IMDS" in record.getMessage()] == [
         f"IMDS: {ImdsError('refused', 'no')}; the agent asks again, and keeps the last known state",
         (
             f"IMDS: {ImdsError('timeout', 'slow')}; the agent asks again, and keeps the last known"
@@ -570,14 +572,16 @@ def test_name_from_imds_replaces_the_configured_name(
     agents.identify(None)
 
     assert agents.now.known.vm == Vm(name=PEER)
-    assert [one.scope for one in agents.now.listed.events.values()] == ["peer", "self"]
+    assert [event.scope for event in agents.now.listed.events.values()] == ["peer", "self"]
 
     agents.identify(Vm(name=ME, location="westeurope"))
     assert agents.now.known.vm == Vm(name=ME, location="westeurope")
-    assert [one.scope for one in agents.now.listed.events.values()] == ["self", "peer"]
+    assert [event.scope for event in agents.now.listed.events.values()] == ["self", "peer"]
 
     names = [
-        one.getMessage() for one in caplog.records if one.getMessage().startswith("this VM is")
+        record.getMessage()
+        for record in caplog.records
+        if record.getMessage().startswith("this VM is")
     ]
     assert names == [f"this VM is {PEER}", f"this VM is {ME}"]
 
@@ -650,12 +654,12 @@ def test_two_threads_write_each_record_once(agents: Agents) -> None:
             agents.sees(MINE, item(f"other-{number}", Resources=[PEER]))
         for write in writes:
             write.result(20)
-    said = [one["azure.scheduled_event.change_id"] for one in agents.said]
+    said = [record["azure.scheduled_event.change_id"] for record in agents.said]
 
     assert len(said) == len(set(said)) == 1 + 30 + 20 + 19
 
     totals = agents.now.known.state.totals
-    counted = [one for one in agents.said if one["azure.scheduled_event.scope"] != "peer"]
+    counted = [record for record in agents.said if record["azure.scheduled_event.scope"] != "peer"]
 
     assert sum(totals.changes.values()) + sum(totals.approvals.values()) == len(counted) == 1 + 30
 
@@ -769,7 +773,7 @@ def test_date_that_is_years_off_gives_no_notice_and_is_logged_once(
 
     agents.sees()
 
-    assert {one.get("azure.scheduled_event.notice_seconds") for one in agents.said} == {None}
+    assert {record.get("azure.scheduled_event.notice_seconds") for record in agents.said} == {None}
     assert agents.last("started_seconds") == (6.0,)  # the other two clocks agree
     assert caplog.text.count("is not believed") == 1
 

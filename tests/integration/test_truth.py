@@ -140,12 +140,13 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         if due:  # as Azure does it: at NotBefore
             starts = [
-                one.starts_at
-                for one in self.world.happenings.values()
-                if one.listed and one.starts_at
+                happening.starts_at
+                for happening in self.world.happenings.values()
+                if happening.listed and happening.starts_at
             ]
             left = (
-                min((one for one in starts if one > self.world.now), default=0.0) - self.world.now
+                min((start for start in starts if start > self.world.now), default=0.0)
+                - self.world.now
             )
             self.world.run(max(0.0, left - 2.0))
             self.observer.seconds(2)  # up to then it runs, and asks

@@ -454,9 +454,9 @@ def test_wrong_passwords_do_not_delay_clients_with_a_known_password(
         assert ask(server, "/healthz")[0] == 200
         assert ask(server, "/metrics", Authorization="Basic !!!")[0] == 401
         # one is being compared, the others are sent away
-        eventually(lambda: sum(one.done() for one in asking) == 7)
+        eventually(lambda: sum(request.done() for request in asking) == 7)
 
-        refused = [one.result()[:2] for one in asking if one.done()]
+        refused = [request.result()[:2] for request in asking if request.done()]
         assert {(status, headers["Retry-After"]) for status, headers in refused} == {(429, "1")}
 
 

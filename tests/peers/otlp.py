@@ -211,10 +211,10 @@ def _value(value: Any) -> Any:
 
 def metrics_of(request: ExportMetricsServiceRequest) -> list[Metric]:
     return [
-        one
+        metric
         for metrics in request.resource_metrics
         for scope in metrics.scope_metrics
-        for one in scope.metrics
+        for metric in scope.metrics
     ]
 
 

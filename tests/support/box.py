@@ -104,7 +104,7 @@ def rows_of(store: Store) -> list[Delivery]:
 
 
 def ids(deliveries: Iterable[Delivery]) -> list[str]:
-    return [one.delivery_id for one in deliveries]
+    return [delivery.delivery_id for delivery in deliveries]
 
 
 def accepted(one: Delivery, **fields: Any) -> SendResult:

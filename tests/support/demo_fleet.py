@@ -45,7 +45,7 @@ VMS: Final = [
 ALONE: Final = vm("alone", scale_set="")
 WITHOUT_AGENT: Final = "legacy"
 GROUP_KEY: Final = "sub/rg"  # the partition key of VMs of no scale set
-WEB: Final = [one for one in VMS if one.scale_set == "web"]
+WEB: Final = [vm for vm in VMS if vm.scale_set == "web"]
 
 
 def say(text: str) -> None:
@@ -54,13 +54,13 @@ def say(text: str) -> None:
 
 
 def beat(hub: Hub, vms: list[Vm], interval: float) -> None:
-    send(hub, [heartbeat_of(one, (), "1", datetime.now(UTC), interval) for one in vms])
+    send(hub, [heartbeat_of(vm, (), "1", datetime.now(UTC), interval) for vm in vms])
 
 
 def reports(begin: datetime, kind: Any, number: int) -> list[Record]:
     """Each VM of the scale set reports that step of an event, which affects some of them."""
     notice = NOTICE + 5 * number
-    names = [one.name for one in WEB[number * AT_A_TIME :][:AT_A_TIME]]
+    names = [vm.name for vm in WEB[number * AT_A_TIME :][:AT_A_TIME]]
     changed: dict[str, Any] = {
         "not_before": begin + timedelta(seconds=notice),
         "first_seen": begin,
@@ -111,7 +111,10 @@ def show(receiver: HttpPeer, over: threading.Event, seen: list[tuple[str, str]])
     """Print the notifications as they come; ``seen``: type and change of each."""
     while not over.wait(0.1):
         # what a killed instance was just sending comes again, under the same id
-        came = {one.headers["x-notbefore-delivery-id"]: one for one in list(receiver.requests)}
+        came = {
+            request.headers["x-notbefore-delivery-id"]: request
+            for request in list(receiver.requests)
+        }
         for one in list(came.values())[len(seen) :]:
             record = Record.read(one.body)
             seen.append((record.event_type, record.change))
@@ -163,7 +166,7 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
 
     def beats() -> None:
         while not over.wait(BEAT):
-            beat(hub, [one for one in VMS if one.name not in silent], PROMISED)
+            beat(hub, [vm for vm in VMS if vm.name not in silent], PROMISED)
 
     def expect(*wanted: str) -> None:
         eventually(lambda: wanted in seen, patience=PATIENCE)
@@ -185,7 +188,7 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
     )
     silent += SILENT
     # their last heartbeats promise the next ones soon: so they are missed soon
-    beat(hub, [one for one in VMS if one.name in SILENT], BEAT)
+    beat(hub, [vm for vm in VMS if vm.name in SILENT], BEAT)
     say(f"-- two VMs stop sending heartbeats: {', '.join(SILENT)}")
     begin = datetime.now(UTC)
     events = range(len(WEB) // AT_A_TIME)

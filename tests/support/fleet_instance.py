@@ -23,12 +23,16 @@ def send(hub: Hub, records: Iterable[Record | Heartbeat | bytes], key: str | Non
     async def run() -> None:
         async with EventHubProducerClient.from_connection_string(hub.connection_string()) as client:
             groups: dict[str, list[bytes]] = {}
-            for one in records:
-                if isinstance(one, bytes):
-                    groups.setdefault(key or "sub/rg/web", []).append(one)
+            for record in records:
+                if isinstance(record, bytes):
+                    groups.setdefault(key or "sub/rg/web", []).append(record)
                 else:
-                    own = one.event_id.casefold() if isinstance(one, Record) else one.vm_name or ""
-                    groups.setdefault(key or partition_key(one, own), []).append(body(one))
+                    own = (
+                        record.event_id.casefold()
+                        if isinstance(record, Record)
+                        else record.vm_name or ""
+                    )
+                    groups.setdefault(key or partition_key(record, own), []).append(body(record))
             for name, bodies in groups.items():
                 batch = await client.create_batch(partition_key=name)
                 for data in bodies:

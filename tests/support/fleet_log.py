@@ -111,11 +111,11 @@ class Log:
     @property
     def silent(self) -> list[str]:
         """The names of the VMs that are silent now."""
-        return [one.name for one in self.fold.state.heard.values() if one.silent]
+        return [vm.name for vm in self.fold.state.heard.values() if vm.silent]
 
     @property
     def kinds(self) -> list[str]:
-        return [one.change.kind for one in self.made]
+        return [notification.change.kind for notification in self.made]
 
     @property
     def last(self) -> Notification:

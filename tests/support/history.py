@@ -137,7 +137,8 @@ def openmetrics(vms: Iterable[PastVm], step: float) -> bytes:
                 sample for family in vm.look(now, step) for sample in client_metric(family).samples
             )
             lines += [
-                f"{series(one.name, {**one.labels, **target})} {one.value} {now}" for one in samples
+                f"{series(sample.name, {**sample.labels, **target})} {sample.value} {now}"
+                for sample in samples
             ]
             now += step
     return "\n".join((*lines, "# EOF\n")).encode()

@@ -60,7 +60,10 @@ class Owner(StoredOutbox):
             "record": RECORD,
             **fields,
         }
-        made = [delivery(event or f"e-{one}", sink, delivery_id=one, **due) for one in ids]
+        made = [
+            delivery(event or f"e-{delivery_id}", sink, delivery_id=delivery_id, **due)
+            for delivery_id in ids
+        ]
         self.put(made)
 
     def exchange(

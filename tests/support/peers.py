@@ -98,7 +98,11 @@ class HttpPeer:
 
     def request(self, handler: http.server.BaseHTTPRequestHandler) -> Request:
         """What is to be answered there: the last one of ``requests`` may be another client's."""
-        return next(one for one in reversed(self.requests) if one.client == handler.client_address)
+        return next(
+            request
+            for request in reversed(self.requests)
+            if request.client == handler.client_address
+        )
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
         self.over.wait(60.0 if say.how == "hang" else 0.0)

@@ -115,11 +115,11 @@ class World:
         self.now = until
 
     def _planned(self) -> Iterator[tuple[float, Happening | None, str]]:
-        for one in self.happenings.values():
-            if one.listed and one.started is None and one.starts_at is not None:
-                yield one.starts_at, one, "started"
-            elif one.listed:
-                yield one.ends_at, one, "gone"
+        for happening in self.happenings.values():
+            if happening.listed and happening.started is None and happening.starts_at is not None:
+                yield happening.starts_at, happening, "started"
+            elif happening.listed:
+                yield happening.ends_at, happening, "gone"
 
     def pause(self, seconds: float, *, put_right: bool) -> None:
         """The host stops the VM for some seconds; its clock is put right afterwards, or not."""
@@ -150,7 +150,9 @@ class World:
             self.incarnation = self.chance.randint(1, 3)
         self.asked = self.now
         return [
-            one.item() for one in self.happenings.values() if one.listed and self._is_shown(one)
+            happening.item()
+            for happening in self.happenings.values()
+            if happening.listed and self._is_shown(happening)
         ]
 
     def _is_shown(self, one: Happening) -> bool:
@@ -197,16 +199,20 @@ class World:
 
     def start_early(self, seconds: float) -> None:
         """Start an event of this VM, as if it had just been approved: the VM is paused for it."""
-        for one in self.happenings.values():
-            if one.listed and one.started is None and self.vm in one.resources:
-                one.starts_at = self.now + 0.1
-                one.ends_at = one.starts_at + SHORTEST_START + seconds
+        for happening in self.happenings.values():
+            if happening.listed and happening.started is None and self.vm in happening.resources:
+                happening.starts_at = self.now + 0.1
+                happening.ends_at = happening.starts_at + SHORTEST_START + seconds
                 self.pause(seconds, put_right=True)
                 return
 
     def change(self) -> None:
         """Azure says something else of a listed event."""
-        open_ = [one for one in self.happenings.values() if one.listed and one.started is None]
+        open_ = [
+            happening
+            for happening in self.happenings.values()
+            if happening.listed and happening.started is None
+        ]
         if not open_:
             return
         one = self.chance.choice(open_)
