@@ -79,59 +79,92 @@ def test_head_is_answered_as_get_without_a_body(server: HttpServer) -> None:
     assert headers["Content-Length"] == str(len(METRICS))
     assert body == b""
 
-    for method in ("POST", "PUT", "DELETE"):
-        status, headers, _ = ask(server, "/api/v1/events", method=method)
-        assert status == 405
-        assert headers["Allow"] == "GET, HEAD"
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_changing_methods_are_not_allowed(server: HttpServer, method: str) -> None:
+    status, headers, _ = ask(server, "/api/v1/events", method=method)
+
+    assert status == 405
+    assert headers["Allow"] == "GET, HEAD"
 
 
-def test_health_answers_with_a_status_and_its_reasons(server: HttpServer, view: Shown) -> None:
-    assert ask(server, "/healthz")[::2] == (200, b'{"status":"ok","reasons":[]}')
+def test_health_of_a_well_agent_is_ok(server: HttpServer) -> None:
+    status, _, body = ask(server, "/healthz")
 
+    assert status == 200
+    assert body == b'{"status":"ok","reasons":[]}'
+
+
+def test_health_of_an_ill_agent_has_the_reasons(server: HttpServer, view: Shown) -> None:
     view.verdict = CheckResult(ok=False, reasons=("no beat",))
-    assert ask(server, "/healthz")[::2] == (503, b'{"status":"unhealthy","reasons":["no beat"]}')
+
+    status, _, body = ask(server, "/healthz")
+
+    assert status == 503
+    assert body == b'{"status":"unhealthy","reasons":["no beat"]}'
 
 
 def listed(**fields: Any) -> PendingView:
-    """A Reboot of this VM, or what else these fields make of it."""
+    """Return a view of one event: a Reboot of this VM with these fields."""
     story = Story().sees(0, item("E", **{"EventType": "Reboot", **fields}))
-    return replace(
-        NOTHING_PENDING,
-        events=tuple(PendingEvent.of(event, at(0)) for event in story.tracked.events.values()),
-    )
+    events = [PendingEvent.of(event, at(0)) for event in story.tracked.events.values()]
+    return replace(NOTHING_PENDING, events=tuple(events))
 
 
+UNREADABLE = replace(NOTHING_PENDING, unreadable=1)
+
+
+@pytest.mark.parametrize(
+    ("listed_now", "query", "status"),
+    [
+        pytest.param(listed(), "", 200, id="no-query"),
+        pytest.param(listed(), "?pending=Redeploy&pending=reboot", 503, id="one-of-two"),
+        pytest.param(
+            listed(EventType=SPOT_REBALANCE),
+            "?pending=spotrebalancerecommendation",
+            503,
+            id="recommendation",
+        ),
+        pytest.param(listed(Description=""), "?pending=Redeploy", 200, id="another-type"),
+        pytest.param(listed(**STARTED), "?pending=Reboot,Redeploy", 503, id="started"),
+        pytest.param(listed(Resources=[PEER]), "?pending=Reboot", 200, id="another-vm"),
+        pytest.param(listed(Resources=[]), "?pending=Reboot", 503, id="no-resources"),
+        pytest.param(UNREADABLE, "?pending=Reboot", 503, id="unreadable"),
+        pytest.param(UNREADABLE, "", 200, id="unreadable-without-query"),
+    ],
+)
 def test_readiness_depends_on_the_queried_events_of_this_vm(
-    server: HttpServer, view: Shown
+    server: HttpServer, view: Shown, listed_now: PendingView, query: str, status: int
 ) -> None:
-    unreadable = replace(NOTHING_PENDING, unreadable=1)
-    for shown, query, status in (
-        (listed(), "", 200),
-        (listed(), "?pending=Redeploy&pending=reboot", 503),
-        (listed(EventType=SPOT_REBALANCE), "?pending=spotrebalancerecommendation", 503),
-        (listed(Description=""), "?pending=Redeploy", 200),
-        (listed(**STARTED), "?pending=Reboot,Redeploy", 503),
-        (listed(Resources=[PEER]), "?pending=Reboot", 200),
-        (listed(Resources=[]), "?pending=Reboot", 503),
-        (unreadable, "?pending=Reboot", 503),
-        (unreadable, "", 200),
-    ):
-        view.listed = shown
-        assert ask(server, f"/readyz{query}")[0] == status, (shown, query)
-    for query in ("pending=Rebot", "pending=", "pending=Reboot,,Freeze", "pendign=Reboot"):
-        status, _, body = ask(server, f"/readyz?{query}")
-        assert status == 400
-        assert b"expected" in body
+    view.listed = listed_now
+
+    assert ask(server, f"/readyz{query}")[0] == status
+
+
+@pytest.mark.parametrize(
+    "query", ["pending=Rebot", "pending=", "pending=Reboot,,Freeze", "pendign=Reboot"]
+)
+def test_readiness_refuses_a_wrong_query(server: HttpServer, query: str) -> None:
+    status, _, body = ask(server, f"/readyz?{query}")
+
+    assert status == 400
+    assert b"expected" in body
+
+
+def test_readiness_names_the_event(server: HttpServer, view: Shown) -> None:
     view.listed = listed(**STARTED)
 
-    assert json.loads(ask(server, "/readyz?pending=Reboot")[2])["reasons"] == [
-        "Reboot E of this VM is started"
-    ]
+    _, _, body = ask(server, "/readyz?pending=Reboot")
 
+    assert json.loads(body)["reasons"] == ["Reboot E of this VM is started"]
+
+
+def test_readiness_fails_when_it_is_unknown_whether_an_event_is_pending(
+    server: HttpServer, view: Shown
+) -> None:
     view.verdict = CheckResult(ok=False, reasons=("IMDS does not answer",))
-    assert ask(server, "/readyz?pending=Freeze")[0] == 503, (
-        "whether one is pending is not known then"
-    )
+
+    assert ask(server, "/readyz?pending=Freeze")[0] == 503
 
 
 def test_failing_route_is_logged_and_its_answer_reveals_nothing(
@@ -209,19 +242,30 @@ def test_request_with_a_body_is_refused_and_closes_the_connection(
     assert said.count(b"HTTP/1.") == 1
 
 
-def test_history_query_selects_since_and_limit(server: HttpServer, view: Shown) -> None:
-    noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
-    for query, since, limit in (
+
+@pytest.mark.parametrize(
+    ("query", "since", "limit"),
+    [
         ("", None, 100),
-        ("?since=2026-03-01T12:00:00&limit=7", noon, 7),
-        ("?since=2026-03-01T13:00:00+01:00", noon, 100),
+        ("?since=2026-03-01T12:00:00&limit=7", NOON, 7),
+        ("?since=2026-03-01T13:00:00+01:00", NOON, 100),
         ("?since=0.5&limit=10000", datetime.fromtimestamp(0.5, UTC), 10_000),
-    ):
-        assert ask(server, f"/api/v1/history{query}")[0] == 200
-        assert view.asked.pop() == (since, limit)
+    ],
+)
+def test_history_query_selects_since_and_limit(
+    server: HttpServer, view: Shown, query: str, since: datetime | None, limit: int
+) -> None:
+    status, _, _ = ask(server, f"/api/v1/history{query}")
 
-    for query in (
+    assert status == 200
+    assert view.asked == [(since, limit)]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
         "limit=0",
         "limit=10001",
         "limit=x",
@@ -229,10 +273,13 @@ def test_history_query_selects_since_and_limit(server: HttpServer, view: Shown) 
         "since=1e400",
         "since=9" * 40,
         "a=1&" * 11,
-    ):
-        status, _, body = ask(server, f"/api/v1/history?{query}")
-        assert status == 400
-        assert "expected" in json.loads(body)["error"]
+    ],
+)
+def test_history_refuses_a_wrong_query(server: HttpServer, query: str) -> None:
+    status, _, body = ask(server, f"/api/v1/history?{query}")
+
+    assert status == 400
+    assert "expected" in json.loads(body)["error"]
 
 
 def test_request_with_large_headers_is_refused(server: HttpServer) -> None:

@@ -1,5 +1,5 @@
-"""Who may ask: TLS, client certificates, passwords and names, asked by curl, Python and a thousand
-who say little.
+"""Access to the listener: TLS, client certificates, passwords and host names; curl, Python and a
+thousand slow clients ask.
 """
 
 import base64
@@ -14,7 +14,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -117,42 +117,88 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
+GOOD = basic("prometheus", "correct horse")
+WRONG = basic("prometheus", "wrong")
+
+
 def curl(server: HttpServer, path: str, *words: str) -> subprocess.CompletedProcess[str]:
     needs("curl")
     return run("curl", "-sS", "--noproxy", "*", "--max-time", "20", *words, server.url + path)
 
 
-def test_curl_gets_metrics_over_tls_with_a_password(place: Place) -> None:
+@pytest.fixture
+def with_passwords(place: Place) -> Iterator[HttpServer]:
+    """A listener with TLS and passwords."""
     with serving(place.write(users=HASHES)) as server:
-        assert server.url.startswith("https://")
-
-        trust = ("--cacert", str(place.at / "ca.pem"))
-        said = curl(server, "/metrics", *trust, "-u", "prometheus:correct horse")
-
-        assert said.stdout.encode() == METRICS
-        assert said.stderr == ""
-        assert (
-            curl(server, "/metrics", *trust).stdout
-            == '{"error":"a user and a password are required"}'
-        )
-        assert "SSL certificate problem" in curl(server, "/metrics").stderr
-
-        for version, code in (("1.1", 35), ("1.2", 0), ("1.3", 0)):
-            got = curl(server, "/healthz", *trust, f"--tlsv{version}", "--tls-max", version)
-            assert got.returncode == code, got.stderr
+        yield server
 
 
-def test_client_without_a_certificate_of_the_authority_is_refused(place: Place) -> None:
+def trust(place: Place) -> tuple[str, str]:
+    return "--cacert", str(place.at / "ca.pem")
+
+
+def test_curl_gets_metrics_over_tls_with_a_password(
+    place: Place, with_passwords: HttpServer
+) -> None:
+    done = curl(with_passwords, "/metrics", *trust(place), "-u", "prometheus:correct horse")
+
+    assert with_passwords.url.startswith("https://")
+    assert done.stdout.encode() == METRICS
+    assert done.stderr == ""
+
+
+def test_curl_without_a_password_gets_an_error(place: Place, with_passwords: HttpServer) -> None:
+    done = curl(with_passwords, "/metrics", *trust(place))
+
+    assert done.stdout == '{"error":"a user and a password are required"}'
+
+
+def test_curl_does_not_trust_an_unknown_authority(with_passwords: HttpServer) -> None:
+    done = curl(with_passwords, "/metrics")
+
+    assert "SSL certificate problem" in done.stderr
+
+
+@pytest.mark.parametrize(("version", "exit_code"), [("1.1", 35), ("1.2", 0), ("1.3", 0)])
+def test_listener_accepts_tls_1_2_and_later(
+    place: Place, with_passwords: HttpServer, version: str, exit_code: int
+) -> None:
+    done = curl(with_passwords, "/healthz", *trust(place), f"--tlsv{version}", "--tls-max", version)
+
+    assert done.returncode == exit_code, done.stderr
+
+
+@pytest.fixture
+def with_client_certificates(place: Place) -> Iterator[HttpServer]:
+    """A listener that requires a certificate of the clients' authority."""
     tls = {"client_ca_file": "clients.pem", "client_auth_type": "RequireAndVerifyClientCert"}
     with serving(place.write(tls=tls)) as server:
-        assert ask(server, "/metrics", place.client(certificate=True))[2] == METRICS
-        for stranger in (place.client(), place.client()):
-            with pytest.raises((ssl.SSLError, ConnectionError)):
-                ask(server, "/healthz", stranger)
+        yield server
 
-        stranger.load_cert_chain(place.at / "cert.pem", place.at / "key.pem")
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            ask(server, "/healthz", stranger)
+
+def test_client_with_a_certificate_of_the_authority_is_served(
+    place: Place, with_client_certificates: HttpServer
+) -> None:
+    _, _, body = ask(with_client_certificates, "/metrics", place.client(certificate=True))
+
+    assert body == METRICS
+
+
+def test_client_without_a_certificate_is_refused(
+    place: Place, with_client_certificates: HttpServer
+) -> None:
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        ask(with_client_certificates, "/healthz", place.client())
+
+
+def test_client_with_a_certificate_of_another_authority_is_refused(
+    place: Place, with_client_certificates: HttpServer
+) -> None:
+    stranger = place.client()
+    stranger.load_cert_chain(place.at / "cert.pem", place.at / "key.pem")
+
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        ask(with_client_certificates, "/healthz", stranger)
 
 
 LONG = os.urandom(12_000_000)  # more than the kernel takes for a client that does not read
@@ -374,42 +420,74 @@ def test_missing_bcrypt_is_named_with_the_extra_to_install(
     Access(Server(web_config_file=place.write()))
 
 
-def test_wrong_passwords_are_refused_and_counted(place: Place) -> None:
+@pytest.fixture
+def without_tls(place: Place) -> Iterator[HttpServer]:
+    """A listener with passwords and without TLS."""
     with serving(place.write(users=HASHES, tls=None)) as server:
-        # a name does not matter
-        assert ask(server, "/metrics", Host="fleet.example.org", Authorization=GOOD)[0] == 200
-
-        for given, status in (
-            (GOOD, 200),
-            (basic("browser", "größer"), 200),
-            (basic("prometheus", "größer"), 401),
-            (basic("nobody", "correct horse"), 401),
-            (basic("prometheus", "correct horse" + "x" * 100), 401),
-            (basic("prometheus", "\0"), 401),
-            ("Basic !!!", 401),
-            ("Basic " + base64.b64encode(b"\xff:x").decode(), 401),
-            ("Basic " + base64.b64encode(b"prometheus").decode(), 401),
-            ("Bearer correct horse", 401),
-            ("", 401),
-        ):
-            headers = {"Authorization": given} if given else {}
-            got, said, body = ask(server, "/api/v1/events", **headers)
-            assert got == status, given
-            assert ("WWW-Authenticate" in said) == (status == 401)
-            assert (body == json_line(NOTHING_PENDING)) == (status == 200)
-        # a browser asks without a password first: that is no failed login
-        assert server.auth_failures == 8
+        yield server
 
 
-def test_probes_without_a_password_get_no_reasons(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("user", "password"), [("prometheus", "correct horse"), ("browser", "größer")]
+)
+def test_right_password_is_accepted(without_tls: HttpServer, user: str, password: str) -> None:
+    status, headers, body = ask(without_tls, "/api/v1/events", Authorization=basic(user, password))
+
+    assert status == 200
+    assert body == json_line(NOTHING_PENDING)
+    assert "WWW-Authenticate" not in headers
+    assert without_tls.auth_failures == 0
+
+
+def test_any_host_name_is_accepted_with_a_password(without_tls: HttpServer) -> None:
+    status, _, _ = ask(without_tls, "/metrics", Host="fleet.example.org", Authorization=GOOD)
+
+    assert status == 200
+
+
+WRONG_LOGINS = {
+    "another-user": basic("prometheus", "größer"),
+    "unknown-user": basic("nobody", "correct horse"),
+    "long-password": basic("prometheus", "correct horse" + "x" * 100),
+    "nul": basic("prometheus", "\0"),
+    "not-base64": "Basic !!!",
+    "not-utf-8": "Basic " + base64.b64encode(b"\xff:x").decode(),
+    "no-colon": "Basic " + base64.b64encode(b"prometheus").decode(),
+    "bearer": "Bearer correct horse",
+}
+
+
+@pytest.mark.parametrize("login", WRONG_LOGINS)
+def test_wrong_login_is_refused_and_counted(without_tls: HttpServer, login: str) -> None:
+    status, headers, body = ask(without_tls, "/api/v1/events", Authorization=WRONG_LOGINS[login])
+
+    assert status == 401
+    assert "WWW-Authenticate" in headers
+    assert body != json_line(NOTHING_PENDING)
+    assert without_tls.auth_failures == 1
+
+
+def test_request_without_a_login_is_refused_and_not_counted(without_tls: HttpServer) -> None:
+    status, headers, _ = ask(without_tls, "/api/v1/events")
+
+    assert status == 401
+    assert "WWW-Authenticate" in headers
+    assert without_tls.auth_failures == 0  # a browser asks without a password first
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_probe_without_a_password_gets_no_reasons(place: Place, path: str) -> None:
     view = Shown()
     view.verdict = CheckResult(ok=True, reasons=("the state is in /secret",))
     with serving(place.write(users=HASHES, tls=None), view=view) as server:
-        for path in ("/healthz", "/readyz"):
-            assert ask(server, path)[::2] == (200, b'{"status":"ok","reasons":[]}')
-            assert ask(server, path, Authorization=basic("prometheus", "x"))[0] == 401
-            known = ask(server, path, Authorization=basic("prometheus", "correct horse"))[2]
-            assert json.loads(known)["reasons"] == ["the state is in /secret"]
+        status, _, body = ask(server, path)
+        assert status == 200
+        assert body == b'{"status":"ok","reasons":[]}'
+
+        assert ask(server, path, Authorization=basic("prometheus", "x"))[0] == 401
+
+        _, _, body = ask(server, path, Authorization=GOOD)
+        assert json.loads(body)["reasons"] == ["the state is in /secret"]
 
 
 @contextmanager
@@ -430,10 +508,6 @@ def held_passwords(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]
         yield held
     finally:
         release.set()
-
-
-GOOD = basic("prometheus", "correct horse")
-WRONG = basic("prometheus", "wrong")
 
 
 def test_wrong_passwords_do_not_delay_clients_with_a_known_password(
@@ -478,58 +552,94 @@ def test_unknown_user_costs_as_much_as_a_wrong_password(monkeypatch: pytest.Monk
     assert compared == [b"$2b$06$", b"$2b$06$"]
 
 
-def test_foreign_host_names_are_refused() -> None:
+@pytest.fixture(scope="module")
+def with_allowed_hosts() -> Iterator[HttpServer]:
     with serving(allowed_hosts=("vm.example.org", "*.internal")) as server:
-        ours = (
-            "127.0.0.1:10169",
-            "10.0.0.4",
-            "[::1]:10169",
-            "localhost:10169",
-            "LOCALHOST.",
-            socket.gethostname(),
-        )
-
-        for host in (*ours, "vm.example.org:10169", "a.b.internal"):
-            assert ask(server, "/api/v1/events", Host=host)[0] == 200, host
-
-        strangers = (
-            "internal",
-            "evil.example.com",
-            "127.0.0.1.evil.example.com",
-            "evil.example.com:127.0.0.1",
-        )
-        for host in (*strangers, "x-internal"):
-            got, _, body = ask(server, "/api/v1/events", Host=host)
-            assert got == 421, host
-            assert b"server.allowed_hosts" in body, host
+        yield server
 
 
-@pytest.mark.parametrize("listen", [":0", "0.0.0.0:0"])
-def test_public_listener_without_protection_is_refused(
-    place: Place, listen: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1:10169",
+        "10.0.0.4",
+        "[::1]:10169",
+        "localhost:10169",
+        "LOCALHOST.",
+        socket.gethostname(),
+        "vm.example.org:10169",
+        "a.b.internal",
+    ],
+)
+def test_own_and_allowed_host_names_are_served(with_allowed_hosts: HttpServer, host: str) -> None:
+    assert ask(with_allowed_hosts, "/api/v1/events", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "internal",
+        "evil.example.com",
+        "127.0.0.1.evil.example.com",
+        "evil.example.com:127.0.0.1",
+        "x-internal",
+    ],
+)
+def test_foreign_host_name_is_refused(with_allowed_hosts: HttpServer, host: str) -> None:
+    status, _, body = ask(with_allowed_hosts, "/api/v1/events", Host=host)
+
+    assert status == 421
+    assert b"server.allowed_hosts" in body
+
+
+PUBLIC = pytest.mark.parametrize("listen", [":0", "0.0.0.0:0"])
+
+
+@PUBLIC
+def test_public_listener_without_protection_is_refused(listen: str) -> None:
     with (
         pytest.raises(ConfigError, match=r"server\.web_config_file .* or server\.insecure: true"),
         serving(None, listen),
     ):
         pass
+
+
+@PUBLIC
+def test_public_listener_with_an_empty_web_config_is_refused(place: Place, listen: str) -> None:
     with pytest.raises(ConfigError), serving(place.write(tls=None), listen):
         pass
 
-    cases: list[tuple[Callable[[], str | None], bool, str]] = [
-        (lambda: None, True, "everyone who reaches"),
-        (lambda: place.write(users=HASHES, tls=None), False, "passwords are sent unencrypted"),
-        (place.write, False, "can read the agent over TLS: add basic_auth_users"),
-        (lambda: place.write(users=HASHES), False, ""),
-    ]
-    for path, insecure, warning in cases:
-        caplog.clear()
-        with serving(path(), listen, insecure=insecure) as server:
-            assert (
-                ask(server, "/healthz", place.client() if server.url.startswith("https") else None)[
-                    0
-                ]
-                == 200
-            )
-        assert warning in caplog.text
-        assert bool(warning) == bool(caplog.text)
+
+@PUBLIC
+@pytest.mark.parametrize(
+    ("users", "tls", "warning"),
+    [
+        (HASHES, None, "passwords are sent unencrypted"),
+        (None, DEFAULTS, "can read the agent over TLS: add basic_auth_users"),
+        (HASHES, DEFAULTS, ""),
+    ],
+    ids=["passwords", "tls", "tls-and-passwords"],
+)
+def test_public_listener_warns_of_what_is_missing(
+    place: Place,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    listen: str,
+    users: dict[str, str] | None,
+    tls: dict[str, Any] | None,
+    warning: str,
+) -> None:
+    context = None if tls is None else place.client()
+    with serving(place.write(users=users, tls=tls), listen) as server:
+        assert ask(server, "/healthz", context)[0] == 200
+
+    assert warning in caplog.text
+    assert bool(warning) == bool(caplog.text)
+
+
+@PUBLIC
+def test_insecure_public_listener_warns(caplog: pytest.LogCaptureFixture, listen: str) -> None:
+    with serving(None, listen, insecure=True) as server:
+        assert ask(server, "/healthz")[0] == 200
+
+    assert "everyone who reaches" in caplog.text
