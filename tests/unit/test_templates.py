@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from notbefore.commands.rendered import failures_of
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import (
     Alertmanager,
@@ -121,6 +122,7 @@ def test_wrong_template_is_a_mistake(source: str, mistake: str) -> None:
         ("{{ links.rota }}", "there is no 'rota' in `links`"),
         ('{{ record["azure.scheduled_event.resources"][9] }}', "UndefinedError"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ('{{ "\\ud800" }}', "UnicodeEncodeError"),
         ("{{ range(3) | tojson }}", "has no JSON form"),
         ("{{ title.__class__.__mro__ }}", "SecurityError"),
         ("{{ ''.__class__.__base__.__subclasses__() }}", "SecurityError"),
@@ -232,6 +234,24 @@ def test_failing_template_is_left_out_and_named() -> None:
     (failure,) = sent.failures
     assert failure.key == "messages.body"
     assert "ZeroDivisionError" in failure.text
+
+
+@pytest.mark.parametrize("title", ["{{ links.page }}", " \n"])
+def test_empty_title_is_left_out(title: str) -> None:
+    sent = render(CHAT, title=title)
+
+    assert sent.message.templated.title is None
+    assert ["an empty title" in failure.text for failure in sent.failures] == [True]
+
+
+def test_endless_template_is_rendered_for_one_sample_only() -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    started = time.monotonic()
+
+    failures = failures_of("chat", CHAT, Messages(body=endless))
+
+    assert list(failures) == ["messages.body"]
+    assert time.monotonic() - started < 20
 
 
 def test_request_of_a_webhook_sees_the_texts_of_the_other_templates() -> None:

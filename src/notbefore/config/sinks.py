@@ -415,6 +415,7 @@ class Kubernetes(SinkSettings, frozen=True, kw_only=True):
     of this VM is listed.
     """
 
+    HAS_TEXT: ClassVar[bool] = False
     # each message changes the same condition
     SIDE_BY_SIDE: ClassVar[int] = 1
 

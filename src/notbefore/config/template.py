@@ -164,7 +164,9 @@ class Template:
             if length > MAX_TEXT:
                 raise RenderError(f"it makes more than {MAX_TEXT} characters")
             texts.append(part)
-        return "".join(texts)
+        text = "".join(texts)
+        text.encode()  # raises for half a surrogate pair, which no receiver could read
+        return text
 
 
 def _check_names(tree: nodes.Template) -> None:

@@ -4,6 +4,8 @@ Only the courier and ``check-config`` import them. Whatever they do, the agent g
 """
 
 import os
+import sys
+from contextlib import redirect_stdout
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,8 @@ def _imported(plugin: Plugin) -> Any:
     check_plugin(plugin.name)
     entry_point, *_ = entry_points(group=SINKS, name=plugin.name)
     try:
-        return entry_point.load()
+        with redirect_stdout(sys.stderr):  # what is printed there belongs to the commands
+            return entry_point.load()
     except (Exception, SystemExit) as error:
         raise _fault(plugin, "cannot be imported", error) from error
 

@@ -21,6 +21,7 @@ from notbefore.config.sinks import (
 from notbefore.config.template import RenderError, Template, link_values, record_values
 from notbefore.core.message import Message, Templated
 from notbefore.core.record import Heartbeat
+from notbefore.core.text import one_line
 from notbefore.wording.texts import LINK_TITLES, Text, text_of
 
 
@@ -47,6 +48,10 @@ class Templates:
         self._templates: dict[str, Template] = {}
         for key, source in templates_of(sink, messages).items():
             self._templates[key] = Template(source)
+
+    def leave_out(self, key: str) -> None:
+        """Render this template no more."""
+        self._templates.pop(key, None)
 
     def render(self, message: Message) -> Rendering:
         """Render them for a message. A template that fails is left out."""
@@ -75,17 +80,25 @@ class Templates:
         if template is None:
             return None
         try:
-            text = template.render(values)
-            if key != REQUEST_TEMPLATE:
-                text = text.strip()
-            elif self._settings.is_json:
-                msgspec.json.decode(text)
+            return self._rendered(key, template, values)
         except RenderError as error:
             failures.append(Failure(key, f"the template fails ({error})"))
             return None
         except msgspec.DecodeError as error:
             failures.append(Failure(key, f"the template makes no valid JSON ({error})"))
             return None
+
+    def _rendered(self, key: str, template: Template, values: Mapping[str, Any]) -> str:
+        """Return the text; raises ``RenderError``, or ``msgspec.DecodeError`` if it is no JSON."""
+        text = template.render(values)
+        if key == REQUEST_TEMPLATE:
+            if self._settings.is_json:
+                msgspec.json.decode(text)
+            return text
+
+        text = text.strip()
+        if key == TITLE_TEMPLATE and not one_line(text):
+            raise RenderError("it makes an empty title, which receivers refuse")
         return text
 
     def _values(self, message: Message) -> dict[str, Any]:
