@@ -625,6 +625,37 @@ def test_wave_shows_who_reported_it_and_which_vms_have_no_agent() -> None:
     assert wave.without_agent == (B.name,)
 
 
+def test_wave_of_azure_has_the_status_of_its_least_advanced_event() -> None:
+    log = Log(WAVES)
+    log.azure("Scheduled", "E0")
+    log.azure("Scheduled", "E1", not_before=at(2000))
+    log.wait(WAIT)
+    log.azure("Started", "E0", after=900)
+    log.azure("Completed", "E0", after=60)
+    log.wait(WAVES.group_interval)
+    during = log.last.facts.fleet_azure_status
+    text = text_of_last(log).plain
+
+    log.azure("Canceled", "E1", after=60)
+    log.wait(WAVES.group_interval)
+
+    assert during == "Scheduled"
+    assert text.endswith("Reported by: Azure")
+    assert log.last.change.kind == "finished"
+    assert log.last.change.reason == "azure_completed"
+
+
+def test_reason_of_a_contradicted_end_is_not_that_azure_says_so() -> None:
+    log = Log()
+    log.azure("Started")
+
+    log.azure("Canceled")
+
+    assert log.last.change.kind == "finished"
+    assert log.last.change.reason == "gone_after_start"
+    assert log.last.facts.fleet_azure_status == "Canceled"
+
+
 def test_message_says_that_azure_reported_the_event() -> None:
     log = Log()
     log.azure("Scheduled")

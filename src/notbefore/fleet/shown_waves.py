@@ -63,7 +63,7 @@ class EventFacts(Struct, frozen=True, kw_only=True):
     not_before: datetime | None
     started: datetime | None  # the first start
     description: str | None = None
-    azure_status: str | None = None  # the last status that Azure itself has reported of all events
+    azure_status: str | None = None  # as in ``waves.azure_status``
 
     @property
     def is_advice(self) -> bool:

@@ -50,8 +50,8 @@ AZURE_CLAIMS: Final[dict[AzureStatus, Standing]] = {
 }
 """Azure's status -> the claim that Azure makes by it."""
 
-_STATUS_ORDER: Final[tuple[AzureStatus, ...]] = ("Scheduled", "Started", "Canceled", "Completed")
-"""Azure's statuses, the last one that an event can have at the end: it never goes back."""
+STATUS_ORDER: Final[tuple[AzureStatus, ...]] = ("Scheduled", "Started", "Canceled", "Completed")
+"""Azure's statuses, the most advanced one last: an event never goes back."""
 
 OUTCOMES: Final[dict[Standing, Outcome]] = {
     Standing.ENDED: "unknown",
@@ -117,7 +117,7 @@ class Measures(Struct, frozen=True):
 class AzureWord(Struct, array_like=True, frozen=True):
     """All that Azure itself has said about an event."""
 
-    status: AzureStatus  # the last one of ``_STATUS_ORDER``
+    status: AzureStatus  # the last one of ``STATUS_ORDER``
     resource_id: str  # of the VM, the scale set or the availability set
     over: datetime | None = None  # when Azure said that it is over
     # the seconds between its first message and NotBefore; 0 if it had started by then
@@ -138,7 +138,7 @@ class AzureWord(Struct, array_like=True, frozen=True):
         if AZURE_CLAIMS[report.status] in OVER:
             over = min(over or time, time)
         statuses = (self.status, report.status)
-        return replace(self, status=max(statuses, key=_STATUS_ORDER.index), over=over)
+        return replace(self, status=max(statuses, key=STATUS_ORDER.index), over=over)
 
 
 class Story(Struct, array_like=True):

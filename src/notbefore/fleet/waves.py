@@ -35,9 +35,17 @@ from notbefore.core.outbox_rows import Schedule
 from notbefore.core.record import WAVE, FleetFacts, Vm
 from notbefore.core.routing import Route, severity_of
 from notbefore.core.text import natural
-from notbefore.fleet.azure_messages import CANCELED, COMPLETED
 from notbefore.fleet.hub_records import Place
-from notbefore.fleet.story import OUTCOMES, OVER, STEPS, Standing, Story, content, from_unix
+from notbefore.fleet.story import (
+    OUTCOMES,
+    OVER,
+    STATUS_ORDER,
+    STEPS,
+    Standing,
+    Story,
+    content,
+    from_unix,
+)
 
 MAX_ROUTED: Final = 16  # places by which the notifications of one wave are routed, by other routes
 VMS_IN_NOTIFICATION: Final = 2_000  # further ones are left out
@@ -54,11 +62,11 @@ _REASONS: Final[dict[LifecycleKind, Reason]] = {
     "ended": "not_watched",
 }
 
-_AZURE_REASONS: Final[dict[str, Reason]] = {
-    COMPLETED: AZURE_COMPLETED,
-    CANCELED: AZURE_CANCELED,
+_AZURE_REASONS: Final[dict[Standing, Reason]] = {
+    Standing.FINISHED: AZURE_COMPLETED,
+    Standing.CANCELED: AZURE_CANCELED,
 }
-"""Azure's last status of all events of a wave -> the reason of its end."""
+"""The end of a wave -> its reason, if Azure has reported the end of each of its events."""
 
 _BY_WEIGHT: Final = (
     Standing.STARTED,
@@ -563,13 +571,13 @@ def reporters(stories: Iterable[Story]) -> set[str]:
 
 
 def azure_status(stories: Iterable[Story]) -> str | None:
-    """Return the last status that Azure itself has reported of all of these stories."""
-    statuses: set[str | None] = set()
-    for story in stories:
-        statuses.add(story.azure.status if story.azure is not None else None)
-    if len(statuses) != 1:
-        return None
-    return statuses.pop()
+    """Return the last status that Azure itself has reported; ``None`` if it has reported none.
+
+    Of several events, it is that of the one that is the least advanced.
+    """
+    words = [story.azure for story in stories if story.azure is not None]
+    statuses = [word.status for word in words]
+    return min(statuses, key=STATUS_ORDER.index, default=None)
 
 
 def place_of(stories: Iterable[Story]) -> Place:
@@ -776,9 +784,16 @@ def _reason(wave: Wave, kind: LifecycleKind, standing: Standing) -> Reason:
         return "corrected"
     if standing in OVER and any(story.given_up for story in stories):
         return AS_FAR_AS_KNOWN
-    if standing in OVER:
-        return _AZURE_REASONS.get(azure_status(stories) or "", _REASONS[kind])
+    if standing in _AZURE_REASONS and all(_is_ended_by_azure(story) for story in stories):
+        return _AZURE_REASONS[standing]
     return _REASONS[kind]
+
+
+def _is_ended_by_azure(story: Story) -> bool:
+    """Whether an event has ended as Azure reports it."""
+    if story.azure is None or story.azure.end is None:
+        return False
+    return not story.is_contradicted
 
 
 def _seconds(begin: datetime | None, end: datetime | None) -> float | None:
