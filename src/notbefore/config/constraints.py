@@ -120,6 +120,11 @@ def _has_no_query(url: str) -> bool:
     return "?" not in url
 
 
+def _is_not_framing(header: str) -> bool:
+    """Whether a header does not say where a request ends."""
+    return header.lower() not in ("content-length", "transfer-encoding")
+
+
 def _is_one_line(text: str) -> bool:
     return len(text.splitlines()) == 1
 
@@ -172,8 +177,11 @@ HeaderValue = Annotated[
         "one line of text that a header can hold, without space around it",
     ),
 ]
-# RFC 9110's token
-HeaderName = Annotated[str, matching(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", "the name of a header")]
+HeaderName = Annotated[
+    str,
+    matching(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", "the name of a header"),  # RFC 9110's token
+    expect(_is_not_framing, "another header: the agent writes this one itself"),
+]
 Headers = dict[HeaderName, HeaderValue]
 HubConnection = Annotated[
     Secret,

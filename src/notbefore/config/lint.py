@@ -24,6 +24,8 @@ from notbefore.errors import Mistake
 
 # an address without a part that could be a key
 NO_KEY: Final = re.compile(r"https?://[^/?#@]+(?:/[^/?#]{0,16})*")
+# headers whose values are no secrets, in lower case
+PUBLIC_HEADERS: Final = frozenset({"accept", "content-type", "user-agent", "x-scope-orgid"})
 IN_PLAIN_TEXT: Final = (
     "this secret is plain text in the file: write it to /etc/notbefore/credentials/NAME, which"
     " only root can read, and refer to it: KEY_credential: NAME (for a header {credential: NAME}),"
@@ -93,13 +95,15 @@ def _is_used(sink: str, routes: Iterable[Route]) -> bool:
 
 
 def _plain_secrets(config: Config, places: Places) -> Iterator[Finding]:
-    """Yield each key whose secret is plain text in the file, except webhook addresses that contain
-    no key.
+    """Yield each key whose secret is plain text in the file, except public headers, and webhook
+    addresses that contain no key.
     """
     for key, secret in secrets_in(config).items():
         is_in_file = secret.source == "inline" and places.nearest(key).line > 0
         has_no_key = key.endswith(".webhook.url") and NO_KEY.fullmatch(secret.reveal())
-        if is_in_file and not has_no_key:
+        header = key.partition(".headers.")[2]
+        is_public = header.lower() in PUBLIC_HEADERS
+        if is_in_file and not has_no_key and not is_public:
             yield Finding(key, IN_PLAIN_TEXT)
 
 
