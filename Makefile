@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+PIP     = $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --no-input
+# What takes more than a few seconds says what it does and how far it is.
+SHOW    = $(PYTHON) tools/progress.py
 # Several tests at a time, because tests wait more than they work.
 PARALLEL ?= --numprocesses 8 --dist loadgroup --no-loadscope-reorder
 
@@ -24,17 +26,15 @@ help:
 
 # Packages from an index are checked by their hashes. The tools that build this package are pinned too.
 $(VENV)/base: pyproject.toml constraints.txt
-	@echo 'creating the environment in $(VENV) (1 of 2, about a minute) ...'
-	@$(PYTHON) -m venv $(VENV)
+	@$(SHOW) 'creating the environment in $(VENV)' $(PYTHON) -m venv $(VENV)
 	@$(PYTHON) tools/pins.py --for agent,build >$(VENV)/pins.txt
-	@$(PIP) --require-hashes --requirement $(VENV)/pins.txt
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(SHOW) 'installing what the agent needs (1 of 2, about a minute)' $(PIP) --require-hashes --requirement $(VENV)/pins.txt
+	@$(SHOW) 'installing the agent' $(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/dev: $(VENV)/base
-	@echo 'installing what the tests need (2 of 2, some minutes) ...'
 	@$(PYTHON) tools/pins.py --for dev,peers,build >$(VENV)/pins.txt
-	@$(PIP) --require-hashes --requirement $(VENV)/pins.txt
+	@$(SHOW) 'installing what the tests need (2 of 2, some minutes)' $(PIP) --require-hashes --requirement $(VENV)/pins.txt
 	@$(MAKE) --no-print-directory proton || echo 'Proton could not be built, so its tests are skipped. The reason: $(VENV)/proton.log'
 	@touch $@
 
@@ -43,15 +43,14 @@ $(VENV)/dev: $(VENV)/base
 # -O1 takes a third of the time.
 proton:
 	@if command -v cc >/dev/null; then CC=cc; else \
-		echo 'installing a C compiler ...'; \
 		CC='env -u PYTHONPATH $(abspath $(BIN)/python) -m ziglang cc'; \
 		export LDSHARED="$$CC -shared"; \
 		$(PYTHON) tools/pins.py --for compiler >$(VENV)/pins.txt; \
-		$(PIP) --require-hashes --requirement $(VENV)/pins.txt; \
+		$(SHOW) 'installing a C compiler' $(PIP) --require-hashes --requirement $(VENV)/pins.txt; \
 	fi; \
-	echo 'building Proton (about half a minute) ...'; \
 	$(PYTHON) tools/pins.py --for proton >$(VENV)/pins.txt; \
-	CC="$$CC" CFLAGS=-O1 $(PIP) --require-hashes --requirement $(VENV)/pins.txt >$(VENV)/proton.log 2>&1
+	CC="$$CC" CFLAGS=-O1 $(SHOW) --log $(VENV)/proton.log 'building Proton (about half a minute)' \
+		$(PIP) --require-hashes --requirement $(VENV)/pins.txt
 
 demo: $(VENV)/base
 	@$(BIN)/notbefore demo
@@ -62,7 +61,7 @@ demo-fleet: $(VENV)/dev
 # Compile the tests once. Otherwise each of the processes that run them compiles them.
 $(VENV)/compiled: $(VENV)/dev
 	@$(BIN)/python -m compileall -q src
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only --quiet >/dev/null || true
+	@PYTHONDONTWRITEBYTECODE= $(SHOW) --log $(VENV)/compiled.log 'compiling the tests' $(BIN)/pytest --collect-only --quiet || true
 	@touch $@
 
 # Some of the tests, without coverage.
@@ -74,7 +73,7 @@ test: $(VENV)/compiled
 	@$(BIN)/coverage erase
 	@rm -f $(VENV)/not-seen
 	PYTHONDONTWRITEBYTECODE= NOT_SEEN=$(VENV)/not-seen $(BIN)/coverage run -m pytest $(PARALLEL)
-	@$(BIN)/coverage combine --quiet
+	@$(SHOW) 'combining the coverage of all processes' $(BIN)/coverage combine --quiet
 	@if [ -e $(VENV)/not-seen ]; then echo 'The coverage was not checked: it counts only if no test is skipped.'; else \
 		$(BIN)/coverage report --include='src/notbefore/core/*,src/notbefore/metrics/*,src/notbefore/wording/*' --fail-under=100 && \
 		$(BIN)/coverage report --fail-under=95; fi

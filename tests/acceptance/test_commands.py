@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import trustme
 
+from notbefore.commands.demo import NEXT
 from notbefore.commands.main import main
 from notbefore.simulator.server import Simulator
 from notbefore.store.file import FILE_NAME
@@ -22,6 +23,8 @@ from support.file import read_records
 from support.past import past
 from support.peers import HttpPeer, Say
 from support.printed import objects
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -354,3 +357,13 @@ def test_demo_shows_every_kind_of_end_and_stops() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for kind in ("announced", "started", "finished", "canceled"):
         assert kind in done.stdout
+    assert done.stdout.endswith(NEXT)
+
+
+def test_demo_ends_with_the_commands_of_getting_started() -> None:
+    steps = [line.partition("#")[0] for line in NEXT.splitlines() if line.startswith("  ")]
+    commands = [command.strip() for step in steps for command in step.split("&&")]
+
+    assert len(steps) == 3
+    guide = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    assert [command for command in commands if command not in guide] == []

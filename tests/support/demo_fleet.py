@@ -48,8 +48,11 @@ GROUP_KEY: Final = "sub/rg"  # the partition key of VMs of no scale set
 WEB: Final = [vm for vm in VMS if vm.scale_set == "web"]
 
 
+BEGUN: Final = time.monotonic()
+
+
 def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{time.monotonic() - BEGUN:6.1f}s  {text}\n")
     sys.stdout.flush()
 
 
@@ -122,7 +125,7 @@ def show(receiver: HttpPeer, over: threading.Event, seen: list[tuple[str, str]])
 
 
 def run(command: str, what: str, instance: RunningFleet) -> None:
-    say(f"\nnotbefore {command} {what}:")
+    say(f"notbefore {command} {what}:")
     url = ("--url", f"http://127.0.0.1:{instance.port}")
     subprocess.run([sys.executable, "-m", "notbefore", command, what, *url], check=True)
 
@@ -155,6 +158,7 @@ def tell_of_azure(hub: Hub, instance: RunningFleet, seen: list[tuple[str, str]])
 
 def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
     """Run the script. ``keep``: go on until Ctrl-C."""
+    say("starting an Event Hub on loopback; the demo takes about two minutes")
     hub = stack.enter_context(Hub(directory))
     receiver = stack.enter_context(HttpPeer())
     config = configured(
@@ -218,7 +222,7 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
         patience=PATIENCE,
     )
     say(
-        f"\n{3 * len(events) * len(WEB)} records of events went in, {len(seen)} notifications came"
+        f"{3 * len(events) * len(WEB)} records of events went in, {len(seen)} notifications came"
         " out."
     )
     tell_of_azure(hub, instance, seen)

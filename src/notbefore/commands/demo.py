@@ -20,6 +20,17 @@ VMS: Final = ("WestNO_0", "WestNO_1")
 END_AFTER: Final = 80.0  # seconds; the script below needs 40
 
 
+NEXT: Final = """
+The demo is complete. On a VM in Azure, with systemd, as root in this checkout:
+
+  python3 -m venv /opt/notbefore && /opt/notbefore/bin/pip install '.[apprise]'  # install it
+  /opt/notbefore/share/notbefore/fleet/install.sh                                # run it
+  notbefore events --watch                                                       # try it
+
+docs/getting-started.md has the rest: notifications, Kubernetes, fleets, Windows.
+"""
+
+
 class Step(NamedTuple):
     """A scenario that starts some seconds after the start of the demo."""
 
@@ -107,7 +118,7 @@ def _play(agent: subprocess.Popen[bytes], simulator: Simulator, url: str) -> int
             if record.outcome is not None:
                 ended_events += 1
             if ended_events == len(SCRIPT):
-                sys.stdout.write("\nThe demo is complete.\n")
+                sys.stdout.write(NEXT)
                 return 0
     finally:
         for timer in timers:

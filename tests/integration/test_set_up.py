@@ -1,0 +1,65 @@
+"""The set-up of ``make`` shows what it does, and how far it is."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+PIP: Final = """
+import sys, time
+for name in "abc":
+    print(f"Collecting {name}==1", flush=True)
+    time.sleep(0.8)
+print("Installing collected packages: a, b, c", flush=True)
+time.sleep(0.8)
+"""
+
+
+def shown(*words: str, terminal: bool = False) -> subprocess.CompletedProcess[str]:
+    """The output of a command with its progress; ``script`` gives it a terminal."""
+    command = [sys.executable, str(ROOT / "tools" / "progress.py"), *words]
+    if terminal:
+        program = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+        command = [sys.executable, "-c", program, *command]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_terminal_sees_how_far_pip_is(tmp_path: Path) -> None:
+    pins = tmp_path / "pins.txt"
+    pins.write_text("a==1 \\\n    --hash=sha256:0\nb==1\nc==1\n", encoding="utf-8")
+    pip = [sys.executable, "-c", PIP, "--requirement", str(pins)]
+
+    done = shown("installing", *pip, terminal=True)
+
+    assert done.returncode == 0
+    states = [text.partition(" s, ")[2].strip() for text in done.stdout.split("\x1b[K")]
+    steps = ("fetching package 1 of 3", "fetching package 3 of 3", "unpacking 3 packages")
+    assert [step for step in steps if step not in states] == []
+    assert "installing: done after " in done.stdout
+
+
+def test_file_gets_a_line_at_the_beginning_and_one_at_the_end() -> None:
+    done = shown("building", sys.executable, "-c", "import time; time.sleep(1)")
+
+    begin, end = done.stdout.splitlines()
+    assert begin == "building ... 0 s"
+    assert end in ("building: done after 1 s", "building: done after 2 s")
+
+
+def test_failed_command_shows_its_output_and_keeps_its_exit_code() -> None:
+    done = shown("building", sys.executable, "-c", "print('no compiler'); raise SystemExit(7)")
+
+    assert done.returncode == 7
+    assert "building: failed after " in done.stdout
+    assert done.stdout.endswith("no compiler\n")
+
+
+def test_log_gets_the_output_instead(tmp_path: Path) -> None:
+    log = tmp_path / "build.log"
+
+    done = shown("--log", str(log), "building", sys.executable, "-c", "print('x' * 100_000)")
+
+    assert done.returncode == 0
+    assert log.read_text(encoding="utf-8") == "x" * 100_000 + "\n"
+    assert "xxx" not in done.stdout

@@ -1,0 +1,122 @@
+"""Runs one command of the set-up, and says what it does, for how long, and, of pip, how far it is.
+
+``python tools/progress.py TITLE COMMAND ...``. A terminal has one line that changes, any other
+output a line every ten seconds. The output of the command is shown if it fails, or is written to
+``--log FILE``.
+"""
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+INTERVAL: Final = 0.5  # seconds between two looks
+QUIET: Final = 10.0  # seconds between two lines, where the output is no terminal
+CLEAR_LINE: Final = "\r\x1b[K"
+COLLECTING: Final = "Collecting "  # pip, of each package
+INSTALLING: Final = "Installing collected packages"  # pip, once it has all of them
+INTERRUPTED: Final = 130
+
+
+class Work:
+    """A command that runs, and what it has written so far."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._total = packages_in(command)
+        self._collected = 0
+        self._installs = False
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.lines.append(line)
+            if line.startswith(COLLECTING):
+                self._collected += 1
+            if line.startswith(INSTALLING):
+                self._installs = True
+
+    def finish(self) -> int:
+        """Wait for the end; return the exit code."""
+        code = self.process.wait()
+        self._reader.join()
+        return code
+
+    @property
+    def state(self) -> str:
+        """How far it is; empty if that is not known."""
+        if self._installs:
+            return f"unpacking {self._collected} packages"
+        if self._collected:
+            return f"fetching package {self._collected} of {max(self._total, self._collected)}"
+        return ""
+
+
+def packages_in(command: list[str]) -> int:
+    """Return the number of packages in the file that follows ``--requirement``."""
+    if "--requirement" not in command:
+        return 0
+    file = Path(command[command.index("--requirement") + 1])
+    return sum("==" in line for line in file.read_text(encoding="utf-8").splitlines())
+
+
+def show(title: str, work: Work) -> int:
+    """Show the progress until the command ends; return its exit code."""
+    started = time.monotonic()
+    is_terminal = sys.stdout.isatty()
+    next_line = started
+    while work.process.poll() is None:
+        now = time.monotonic()
+        text = f"{title} ... {now - started:.0f} s"
+        if work.state:
+            text = f"{text}, {work.state}"
+        if is_terminal:
+            sys.stdout.write(f"{CLEAR_LINE}{text}")
+        elif now >= next_line:
+            next_line = now + QUIET
+            sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+        time.sleep(INTERVAL)
+
+    code = work.finish()
+    result = "done" if code == 0 else "failed"
+    if is_terminal:
+        sys.stdout.write(CLEAR_LINE)
+    sys.stdout.write(f"{title}: {result} after {time.monotonic() - started:.0f} s\n")
+    return code
+
+
+def main() -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(description="run a command, and show how far it is")
+    parser.add_argument("--log", type=Path, help="write the output here, and show none")
+    parser.add_argument("title")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+
+    work = Work(options.command)
+    try:
+        code = show(options.title, work)
+    except KeyboardInterrupt:
+        work.process.kill()
+        return INTERRUPTED
+    if options.log is not None:
+        options.log.write_text("".join(work.lines), encoding="utf-8")
+    elif code != 0:
+        sys.stdout.writelines(work.lines)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
