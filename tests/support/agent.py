@@ -1,4 +1,4 @@
-"""The installed command as a process, and what can be asked of it."""
+"""``RunningAgent``: the installed command as a process; and helpers that wait, ask and run."""
 
 import atexit
 import http.client
@@ -22,27 +22,27 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
-NOWHERE = "http://127.0.0.1:9"
-PATIENCE = 120.0  # seconds: far beyond what anything here takes, on a noisy machine as well
+NOWHERE = "http://127.0.0.1:9"  # refuses connections
+PATIENCE = 120.0  # seconds: far more than anything here takes, also on a busy machine
 
 
-def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
-    """What ``look`` returns, once it is true.
+def eventually(look: Callable[[], T], patience: float = PATIENCE) -> T:
+    """Call ``look`` until it returns something true, and return that.
 
-    A look may be a scrape: the longer it takes, the less often.
+    The pauses grow, because a look may be a scrape.
     """
-    begun = time.monotonic()
-    while not (found := look()):
-        waited = time.monotonic() - begun
+    started = time.monotonic()
+    while not (value := look()):
+        waited = time.monotonic() - started
         assert waited < patience, f"it did not come to pass within {patience} s"
         time.sleep(min(0.02 + waited / 20, 0.25))
-    return found
+    return value
 
 
 def becomes(look: Callable[[], object], wanted: object) -> None:
-    """Wait until ``look`` returns this; else what it returns in the end is shown."""
+    """Wait until ``look`` returns ``wanted``; a failure shows what it returns in the end."""
     with suppress(AssertionError):
         eventually(lambda: look() == wanted)
         return
@@ -51,11 +51,10 @@ def becomes(look: Callable[[], object], wanted: object) -> None:
 
 @cache
 def _own_ports(size: int = 300) -> Iterator[int]:
-    """Ports that no other process that runs tests takes, of whatever session: a lock says which are
-    in use.
+    """Return ports that no other process that runs tests takes: a lock reserves them.
 
-    They are below those that the kernel gives to outgoing connections, so nobody takes one between
-    its choice and its use.
+    They are below those that the kernel gives to outgoing connections, so that no connection takes
+    a port between its choice and its use.
     """
     import fcntl  # noqa: PLC0415 - Windows has none, and its tests need no port
 
@@ -71,6 +70,7 @@ def _own_ports(size: int = 300) -> Iterator[int]:
 
 
 def free_port() -> int:
+    """Return a port of 127.0.0.1 that no one uses."""
     for port in _own_ports():
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -79,6 +79,7 @@ def free_port() -> int:
 
 
 def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
+    """Return status and body of a GET."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         connection.request("GET", path, headers=headers)
@@ -91,7 +92,7 @@ def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
 def run(
     *command: object, timeout: float = PATIENCE, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; ``environment``: variables beside those of the test."""
+    """Run a command to its end; ``environment``: more variables than those of the test."""
     return subprocess.run(
         [str(word) for word in command],
         capture_output=True,
@@ -105,7 +106,7 @@ def run(
 def notbefore(
     *words: object, timeout: float = PATIENCE, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of ours to its end. Where nothing else is said its IMDS is nowhere."""
+    """Run a command of notbefore to its end, by default without an IMDS."""
     environment.setdefault(
         "NOTBEFORE_IMDS__ENDPOINT", os.environ.get("NOTBEFORE_IMDS__ENDPOINT", NOWHERE)
     )
@@ -113,30 +114,30 @@ def notbefore(
 
 
 def configured(state: Path, values: dict[str, Any]) -> str:
-    """A configuration beside a state directory."""
+    """Write a configuration next to a state directory, and return its path."""
     file = state.with_name(f"{state.name}.yaml")
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
     return str(file)
 
 
 def courier_of(pid: int) -> int:
-    """The id of the courier that a process has started last, once there is one."""
+    """Wait for a courier of a process, and return the id of the newest one."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
 
     def couriers() -> list[int]:
-        # one that has ended, and that the agent has not waited for yet, has no command line any
-        # more
-        found = []
+        ids: list[int] = []
         for child in children.read_text(encoding="ascii").split():
             with suppress(OSError):  # it has ended in the meantime
+                # a zombie has no command line
                 if b"notbefore.courier" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
-        return found
+                    ids.append(int(child))
+        return ids
 
     return eventually(couriers)[-1]
 
 
 def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; a zombie has."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2] == "Z"
@@ -145,22 +146,20 @@ def has_ended(pid: int) -> bool:
 
 
 def polled(imds: Simulator, times: int) -> None:
-    """Wait until IMDS was asked so many times more: what was to come of the next answers
-    has come.
-    """
+    """Wait for so many more polls: then the agent has processed the answers before the last."""
     asked = imds.requests
     eventually(lambda: imds.requests > asked + times)
 
 
 class RunningAgent:
-    """``notbefore run`` against an endpoint; its records are collected from its standard output."""
+    """Runs ``notbefore run`` against an endpoint, and collects its records and its log."""
 
     python = sys.executable
     _waited_for = True
 
     @staticmethod
     def before(_state: Path) -> Sequence[str]:
-        """A command that sets something up and then becomes the one that follows it; none."""
+        """Return words before the command, such as a program that prepares its environment."""
         return ()
 
     def __init__(
@@ -171,7 +170,7 @@ class RunningAgent:
         interval: str = "200ms",
         reading: bool = True,
     ) -> None:
-        typed = [one if isinstance(one, str) else configured(state, one) for one in words]
+        typed = [word if isinstance(word, str) else configured(state, word) for word in words]
         command = [
             *self.before(state),
             self.python,
@@ -204,7 +203,7 @@ class RunningAgent:
         self._readers[1].start()
 
     def read(self) -> None:
-        """Read the records, where that was put off."""
+        """Begin to read the records, if that was postponed."""
         self._readers[0].start()
 
     def _read_records(self) -> None:
@@ -218,15 +217,17 @@ class RunningAgent:
             self.log += line.decode()
 
     def __enter__(self) -> Self:
-        """Once it is ready, but where that was not to be waited for."""
+        """Wait until it is ready, unless ``at_once`` was called."""
         try:
-            return self.ready() if self._waited_for else self
+            if self._waited_for:
+                self.ready()
+            return self
         except BaseException:
             self.stop(signal.SIGKILL)
             raise
 
     def at_once(self) -> Self:
-        """For ``with``: do not wait until it is ready."""
+        """Let ``with`` not wait until it is ready."""
         self._waited_for = False
         return self
 
@@ -236,21 +237,23 @@ class RunningAgent:
         self.stop()
 
     def ready(self) -> Self:
+        """Wait until it is ready."""
         eventually(lambda: self.process.poll() is not None or self.answers("/readyz"))
         assert self.process.poll() is None, self.log
         return self
 
     def listens(self) -> None:
-        """Wait until it listens to commands: IMDS may answer before that."""
+        """Wait until it listens to commands, which may be after the first answer of IMDS."""
         eventually((self.state / "control.sock").is_socket)
 
     def answers(self, path: str) -> bool:
+        """Return whether it answers this path with 200."""
         with suppress(OSError, http.client.HTTPException):
             return get(self.port, path)[0] == 200
         return False
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Signal it and wait for its end."""
+        """Send a signal, wait for the end, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(PATIENCE)
@@ -263,37 +266,45 @@ class RunningAgent:
         return code
 
     def json(self, path: str) -> Any:
+        """Return the decoded answer to a GET."""
         return json.loads(get(self.port, path)[1])
 
     def metric(self, name: str) -> float | None:
-        """The value of the sample whose name and labels are exactly this; ``None`` without one."""
-        lines = get(self.port, "/metrics")[1].decode().splitlines()
-        values = [line.rpartition(" ")[2] for line in lines if line.rpartition(" ")[0] == name]
-        return float(values[0]) if values else None
+        """Return the value of the sample with exactly this name and these labels, or ``None``."""
+        for sample, value in self._samples():
+            if sample == name:
+                return value
+        return None
+
+    def _samples(self) -> list[tuple[str, float]]:
+        """Return each sample of a scrape: its name with labels, and its value."""
+        samples: list[tuple[str, float]] = []
+        for line in get(self.port, "/metrics")[1].decode().splitlines():
+            if line.startswith("#"):
+                continue
+            sample, _, value = line.rpartition(" ")
+            samples.append((sample, float(value)))
+        return samples
 
     def count(self, result: str, sink: str = "hook") -> float:
-        """How many deliveries to a sink ended so."""
+        """Return how many deliveries to a sink had this result."""
         return self.metric(f'notbefore_deliveries_total{{result="{result}",sink="{sink}"}}') or 0.0
 
     def metric_sum(self, name: str) -> float:
-        """The sum of the samples of this name, whatever their labels."""
-        lines = get(self.port, "/metrics")[1].decode().splitlines()
-        return sum(
-            float(line.rpartition(" ")[2])
-            for line in lines
-            if line.partition(" ")[0].partition("{")[0] == name
-        )
+        """Return the sum of the samples of this name with any labels."""
+        return sum(value for sample, value in self._samples() if sample.partition("{")[0] == name)
 
     def courier(self) -> int:
-        """The id of the courier's process, once there is one."""
+        """Wait for a courier, and return the id of its process."""
         return courier_of(self.process.pid)
 
     @property
     def kinds(self) -> list[str]:
+        """The changes that were reported."""
         return [record["azure.scheduled_event.change"] for record in self.records]
 
     def reported(self, *kinds: str) -> list[dict[str, Any]]:
-        """Wait until just these changes were reported."""
+        """Wait until exactly these changes were reported, and return their records."""
         eventually(lambda: len(self.records) >= len(kinds))
         assert self.kinds == list(kinds)
         return self.records

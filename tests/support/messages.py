@@ -1,4 +1,4 @@
-"""Messages for sinks: a change of a fleet's VM, as the agent would record it."""
+"""Messages for sinks about a change of a VM, with the record that the agent would write."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -40,47 +40,45 @@ def message(
     exercise: bool = False,
     **fields: Any,
 ) -> Message:
-    """The message about the last change of an event that was listed with these fields.
+    """Return the message about the last change of an event.
 
-    ``None``: not listed.
-
-    ``seconds``: when it was listed so.
+    ``looks``: the fields of the event in each document; ``None``: it is not listed. ``seconds``:
+    the times of the documents. ``fields``: other fields of the message.
     """
     last = last_change(*(looks or ({},)), seconds=seconds)
     line = record_of(last, vm, exercise=exercise).line()
     (delivery,) = deliveries(
         last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), vm
     )
-    found = Message.of(delivery, last.time)
-    return msgspec.structs.replace(found, **({"kind": kind} if kind else {}), **fields)
+    if kind is not None:
+        fields["kind"] = kind
+    return msgspec.structs.replace(Message.of(delivery, last.time), **fields)
 
 
 def sink_of(config: SinkConfig, messages: Messages = Messages()) -> Sink:  # noqa: B008 - frozen
-    """The sink as the courier would make it."""
+    """Make a sink as the courier does."""
     return make("it", config, messages)
 
 
 def sent(config: SinkConfig, *messages: Message) -> list[Receipt]:
-    """Send messages, or one, through the sink as the courier would make it.
-
-    Returns what it was given for each.
-    """
+    """Send messages, by default one, through a sink, and return the receipts."""
     with closing(sink_of(config, Messages(links=LINKS))) as sink:
-        return [sink.send(one) for one in messages or (message(),)]
+        return [sink.send(sent_message) for sent_message in messages or (message(),)]
 
 
 def outcomes(sink: Sink, *messages: Message) -> list[Receipt | SendError]:
-    """Send messages, or one, and close the sink; returns what came of each."""
-    found = list[Receipt | SendError]()
+    """Send messages, by default one, close the sink, and return the receipts or errors."""
+    results: list[Receipt | SendError] = []
     with closing(sink):
-        for one in messages or (message(),):
+        for sent_message in messages or (message(),):
             try:
-                found.append(sink.send(one))
+                results.append(sink.send(sent_message))
             except SendError as error:
-                found.append(error)
-    return found
+                results.append(error)
+    return results
 
 
-def recording(one: Message, **fields: Any) -> Message:
-    """The message with other fields in its record."""
-    return msgspec.structs.replace(one, content=msgspec.structs.replace(one.record, **fields))
+def recording(original: Message, **fields: Any) -> Message:
+    """Return the message with other fields in its record."""
+    record = msgspec.structs.replace(original.record, **fields)
+    return msgspec.structs.replace(original, content=record)

@@ -1,11 +1,12 @@
-"""An agent's tracker and its real state file in a ``World``: started, polled, disturbed, killed at
-a commit, judged.
+"""``Observer``: an agent's tracker with its real state file in a ``World``.
+
+A test starts, polls, disturbs and kills it, also at a commit; each of its reports is judged.
 """
 
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -29,11 +30,11 @@ from support.world import Account, World
 
 
 class KilledError(Exception):
-    """The process is gone."""
+    """Raised where the process is killed."""
 
 
 class WorldClock(Clock):
-    """The machine's clocks, as the world has them."""
+    """The clocks of the machine in the world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -84,7 +85,7 @@ def ignore_record(_line: bytes) -> None:
 
 
 class FragileStore(Store):
-    """Dies with its process before or after the next commit, where that is asked for."""
+    """Kills the process ``before`` or ``after`` the next commit, as ``die`` says."""
 
     die: str | None = None
 
@@ -97,20 +98,20 @@ class FragileStore(Store):
 
 
 class Observer:
-    """One agent after the other on one state file, in a world; every report is judged."""
+    """Runs one agent after the other on one state file in a world, and judges every report."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.world = World(random.Random(seed))  # noqa: S311 - chance, not secrets
         self.account = Account(self.world)
         self.directory = directory
-        self.read = 0  # rows of the history
-        self.tracker: Tracker | None = None
-        self.named = False
-        self.unknown_disk = False  # it was moved, and IMDS has not named its VM yet
+        self.read = 0  # how many rows of the history were judged
+        self.tracker: Tracker | None = None  # of the running agent
+        self.named = False  # IMDS has named the VM to this agent
+        self.unknown_disk = False  # the disk was moved, and IMDS has not named its VM yet
         self.start(named=True)
 
     def start(self, *, named: bool) -> None:
-        """An agent; ``named``: IMDS says at once which VM this is."""
+        """Start an agent; ``named``: IMDS names the VM at once."""
         self.clock = WorldClock(self.world)
         self.store = FragileStore(self.directory, self.clock)
         self.state = AgentState(self.store, self.clock, runtime_of(Config()), ignore_record)
@@ -125,7 +126,7 @@ class Observer:
             self.learn_name()
 
     def learn_name(self) -> None:
-        """IMDS says which VM this is."""
+        """Let IMDS name the VM."""
         if self.tracker is None:
             return
         self.named = True
@@ -140,24 +141,24 @@ class Observer:
         self.judge()
 
     def kill(self) -> None:
-        """The process is gone, without a word."""
+        """Kill the process."""
         if self.tracker is not None:
             self.store.close()
         self.tracker = None
 
     def stop(self) -> None:
-        """The process stops in order."""
+        """Stop the process in order."""
         if self.tracker is not None:
             with suppress(KilledError):
                 self.state.write_stop()
         self.kill()
 
     def poll(self) -> None:
-        """A good answer."""
+        """Poll, and get a good answer."""
         self.answer(self.body(self.world.ask()), {})
 
     def poll_spoilt(self, how: str) -> None:
-        """An answer in which a part of the first event cannot be read."""
+        """Poll, and get an answer in which a part of the first event is unreadable."""
         items = self.world.ask()
         if not items:
             self.answer(self.body(items), {})
@@ -175,29 +176,22 @@ class Observer:
         self.answer(self.body([item, *rest]), unread)
 
     def body(self, items: list[dict[str, Any]]) -> bytes:
-        """A document as bytes."""
+        """Return a document as bytes."""
         return json.dumps({"DocumentIncarnation": self.world.incarnation, "Events": items}).encode()
 
     def answer(self, body: bytes, unread: dict[str, bool]) -> None:
-        """A good answer.
+        """Hand an answer to the tracker, and judge its reports.
 
-        ``unread``: which events of it, or fields of events, are spoilt (see ``Account.shown``).
+        ``unread``: which of its events, or fields of events, are spoilt (see ``Account.shown``).
         """
         if self.tracker is None:
             return
+        new_body = None if body == self.last_body else body
+        poll = Poll(0.0, 0.01, body=new_body, date=self.world.date, wall_lag=self.late())
         try:
-            self.tracker.handle(
-                Poll(
-                    0.0,
-                    0.01,
-                    body=None if body == self.last_body else body,
-                    date=self.world.date,
-                    wall_lag=self.late(),
-                )
-            )
+            self.tracker.handle(poll)
         except KilledError:
-            died = self.store.die
-            if died == "after":
+            if self.store.die == "after":
                 self.judge()
                 self.account.shown(self.world.ask(), unread)
             self.kill()
@@ -208,9 +202,7 @@ class Observer:
             self.account.shown(self.world.ask(), unread)
 
     def waits(self) -> bool:
-        """The agent says that it has not looked at an answer yet: for ten seconds it waits for the
-        VM's name.
-        """
+        """Return whether the agent still waits, at most ten seconds, for the name of its VM."""
         if self.first_answer is None:
             self.first_answer = self.world.uptime
         waits = self.state.snapshot.poll.answered is None
@@ -219,20 +211,23 @@ class Observer:
         return waits
 
     def fail(self) -> None:
-        """No good answer."""
+        """Poll, and get no answer."""
         if self.tracker is not None:
             error = ImdsError("refused", "no")
             self.tracker.handle(Poll(0.0, 0.01, error=error, wall_lag=self.late()))
 
     def late(self) -> float:
-        """By how many seconds a poll is late on the wall clock; on the other there is no pause."""
+        """Return by how many seconds a poll is late on the wall clock.
+
+        The clock since the boot shows no pause.
+        """
         since, offset = self.waited_from
         self.waited_from = (self.world.now, self.world.wall_offset)
         paused = [end - begin for begin, end, _ in self.world.pauses if begin >= since]
         return max(0.0, sum(paused) + self.world.wall_offset - offset)
 
     def seconds(self, count: int, *, answers: bool = True) -> None:
-        """Second after second."""
+        """Let so many seconds pass with a poll in each."""
         for _ in range(count):
             self.world.run(1.0)
             if self.tracker is not None:
@@ -244,7 +239,7 @@ class Observer:
                 self.fail()
 
     def judge(self) -> None:
-        """Hold what was written since the last time against what happened."""
+        """Compare the records written since the last time with what happened."""
         if self.tracker is None:
             return
         history = Store.history(self.store, None, 1_000_000)
@@ -255,9 +250,13 @@ class Observer:
 
 
 def on_a_quick_disk(patch: pytest.MonkeyPatch) -> None:
-    """In the world a disk does not hang, however busy this machine is."""
+    """Let no disk of the world seem to hang because this machine is busy."""
     do = DiskThread.do
-    patch.setattr(
-        DiskThread, "do", lambda disk, action, _patience=None, *rest: do(disk, action, 600.0, *rest)
-    )
+
+    def do_patiently(
+        disk: DiskThread, action: Callable[[], None], _patience: object = None, *rest: Any
+    ) -> object:
+        return do(disk, action, 600.0, *rest)
+
+    patch.setattr(DiskThread, "do", do_patiently)
     patch.setattr(DiskThread, "hangs", False)
