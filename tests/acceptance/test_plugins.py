@@ -108,7 +108,7 @@ def test_sink_of_another_package_gets_a_real_agents_messages(
 
     with RunningAgent(imds.endpoint, tmp_path / "state", values) as agent:
         imds.set_document(listed("e"))
-        eventually(lambda: agent.count("accepted", "phone") == 1)
+        eventually(lambda: agent.count("delivered", "phone") == 1)
         loaded = Path(f"/proc/{agent.process.pid}/maps").read_text(encoding="utf-8")
 
     (request,) = hook.requests
@@ -133,8 +133,8 @@ def test_failing_sinks_do_not_hurt_the_agent_and_the_others(
 
     with RunningAgent(imds.endpoint, tmp_path / "state", values) as agent:
         imds.set_document(listed("e"))
-        eventually(lambda: agent.count("accepted") == 1)
-        eventually(lambda: agent.count("accepted", "printing") == 1)
+        eventually(lambda: agent.count("delivered") == 1)
+        eventually(lambda: agent.count("delivered", "printing") == 1)
         eventually(lambda: "cannot be imported: ModuleNotFoundError" in agent.log)
         assert agent.answers("/readyz")
         assert agent.kinds == ["announced"]  # `print` has not written among the records
@@ -154,7 +154,7 @@ def test_sink_that_crashes_the_courier_does_not_hurt_the_agent(
         imds.set_document(listed("e"))
         crashes = 'notbefore_courier_starts_total{reason="crashed"}'
         eventually(lambda: (agent.metric(crashes) or 0) >= 2)
-        eventually(lambda: agent.count("accepted") == 1)
+        eventually(lambda: agent.count("delivered") == 1)
         assert agent.answers("/readyz")
 
     assert agent.process.returncode == 0

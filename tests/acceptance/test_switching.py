@@ -89,7 +89,7 @@ def test_handler_of_the_page_prepares_and_recovers(imds: Simulator, tmp_path: Pa
     with RunningAgent(imds.endpoint, tmp_path / "state", values) as agent:
         for incarnation, listed in enumerate(([event], [started], []), start=2):
             imds.set_document(body(*listed, incarnation=incarnation))
-            eventually(lambda: agent.count("accepted", "handler") == incarnation - 1)
+            eventually(lambda: agent.count("delivered", "handler") == incarnation - 1)
 
     assert handled.read_text(encoding="utf-8").splitlines() == [
         "prepare for Reboot E-1",
@@ -111,7 +111,7 @@ def test_gateway_of_the_page_gets_the_text_format_of_prometheus(
 
     with RunningAgent(imds.endpoint, tmp_path / "state", gateway) as agent:
         imds.set_document(body(event, incarnation=2))
-        eventually(lambda: agent.count("accepted", "gateway") == 1)
+        eventually(lambda: agent.count("delivered", "gateway") == 1)
 
     (request,) = hook.requests
     (family,) = text_string_to_metric_families(request.body.decode())

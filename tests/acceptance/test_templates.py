@@ -38,7 +38,7 @@ def test_webhook_gets_the_body_of_its_template(
 
     with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
         imds.set_document(listed("e"))
-        eventually(lambda: agent.count("accepted"))
+        eventually(lambda: agent.count("delivered"))
         failures = agent.metric('notbefore_delivery_template_failures_total{sink="hook"}')
 
     (request,) = hook.requests
@@ -70,7 +70,7 @@ def test_failing_template_sends_the_built_in_text_and_is_counted(
         imds.set_document(listed("e"))
         name = "notbefore_delivery_template_failures_total"
         for sink in ("hook", "slow"):
-            eventually(lambda: agent.count("accepted", sink) == 1)
+            eventually(lambda: agent.count("delivered", sink) == 1)
             eventually(lambda: agent.metric(f'{name}{{sink="{sink}"}}') == 1)
 
     assert LOG_LINE in agent.log

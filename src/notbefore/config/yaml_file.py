@@ -147,6 +147,8 @@ class _Document:
             below = f"{path}.{meant(name)}".lstrip(".")
             if not _is_name(key):
                 text = "expected one line of text as the name of a section or key"
+                if key.id == "mapping":
+                    text += ": in YAML, `{` begins a mapping: write a template in quotes"
                 self.mistakes.append(Mistake(self._place(key), "", text))
             elif name in mapping:
                 text = f"it is given twice: first at {self.places[below]}"
