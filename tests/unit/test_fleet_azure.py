@@ -279,6 +279,7 @@ def test_late_answer_of_azure_corrects_an_unknown_end() -> None:
     assert [past.outcome for past in past_of(log)] == ["unknown", "finished"]
     assert len({past.key for past in past_of(log)}) == 1
     assert log.fold.figures.ends == {"nobody": 1, "azure": 1}
+    assert log.fold.figures.first_notices == {"vm": 1}
 
 
 def test_started_older_than_an_end_that_vms_saw_is_a_finish() -> None:

@@ -41,7 +41,7 @@ fleet: {hub: {namespace: fleet.servicebus.windows.net, hub: changes, auth: manag
 sinks: {hook: {webhook: {url: "http://127.0.0.1:9/", allow_private: true}}}
 """
 DAY = 86_400.0
-NEW_STORY_FIELDS = 3  # since the previous form
+NEW_STORY_FIELDS = 3  # at the end, in the present form
 
 
 def do_nothing() -> None:
@@ -91,10 +91,12 @@ def with_form(snapshot: bytes, form: int, *, without_news: bool = False) -> byte
     values = msgspec.msgpack.decode(snapshot)
     values[0] = form
     if without_news:
-        del values[-3:]
+        del values[-1:]
         for wave in values[5].values():
             for story in wave[1].values():
                 del story[-NEW_STORY_FIELDS:]
+        for closed in values[8].values():
+            del closed[-1:]
     if form > FORM:
         values.append("what a newer version adds")
     return compressed(msgspec.msgpack.encode(values))
@@ -102,6 +104,8 @@ def with_form(snapshot: bytes, form: int, *, without_news: bool = False) -> byte
 
 def snapshot_of_an_event() -> bytes:
     log = Log()
+    log.add(A, "announced", "OVER")
+    log.add(A, "canceled", "OVER")
     log.add(A, "announced", not_before=T0 + timedelta(days=6), event_type="Redeploy")
     return log.fold.snapshot(log.now)
 
@@ -117,7 +121,10 @@ def test_snapshot_of_the_previous_form_is_read() -> None:
     assert snapshot.form == FORM
     (wave,) = snapshot.waves.values()
     (story,) = wave.stories.values()
+    (closed,) = snapshot.closed.values()
     assert story.event.event_type == "Redeploy"
+    assert story.azure is None
+    assert closed.azure is None
 
 
 def test_check_of_the_form_refuses_a_newer_one() -> None:

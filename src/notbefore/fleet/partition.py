@@ -131,6 +131,7 @@ class Events:
         closed = self._state.closed.get(key)
         if closed is None:
             story = self._begin(report)
+            self._figures.first_notices["vm"] += 1
             return self._add(story, report, now, Standing.NEW)
         if not _reopens(closed, report):
             return "late"
@@ -160,6 +161,7 @@ class Events:
         closed = self._state.closed.get(key)
         if closed is None:
             story = self._begin_with_azure(report, time)
+            self._figures.first_notices["azure"] += 1
             return self._add_azure(story, report, time, now, Standing.NEW)
         if not _is_corrected(closed, AZURE_CLAIMS[report.status]):
             return "late"
@@ -212,13 +214,12 @@ class Events:
         if _weight(report.resources) > weight and self._is_full(story):
             raise PoisonError("too_many", f"VMs of open events of {story.sender}")
 
-        if story.azure is None and not story.reported:
-            self._figures.first_notices["vm"] += 1
         story.heard_at = now
         place = story.place
         was_contradicted = story.is_contradicted
         is_news = story.add(report)
-        self._figures.contradictions += story.is_contradicted and not was_contradicted
+        if story.is_contradicted and not was_contradicted:
+            self._figures.contradictions += 1
         self._count(story, _weight(story.event.resources) - weight)
         if is_news:
             self._locate(story)
@@ -237,8 +238,6 @@ class Events:
         if _weight(report.event.resources) > weight and self._is_full(story):
             raise PoisonError("too_many", f"VMs of open events of {story.group}")
 
-        if story.azure is None and not story.reported:
-            self._figures.first_notices["azure"] += 1
         # a message may come hours late: the event was last heard of when Azure sent it
         story.heard_at = max(story.heard_at, time.timestamp())
         place = story.place
@@ -246,7 +245,8 @@ class Events:
         is_news = story.add_azure(report, time, now)
         if self._is_overdue(story, now):
             story.give_up()
-        self._figures.contradictions += story.is_contradicted and not was_contradicted
+        if story.is_contradicted and not was_contradicted:
+            self._figures.contradictions += 1
         self._count(story, _weight(story.event.resources) - weight)
         if is_news:
             self._locate(story)
