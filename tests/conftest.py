@@ -1,5 +1,5 @@
-"""What holds for all tests: hypothesis without a stopwatch, nobody asks Azure, and skips say what
-to install.
+"""Rules for all tests: hypothesis has no time limit, no test reaches Azure, and a skip says what to
+install.
 """
 
 import gc
@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 
 from support.needs import not_seen
 
-# the machines are noisy: how long one example takes says nothing. The examples are the same each
-# time: what chance finds refuses nobody's work. `--hypothesis-profile=random` searches on
+# The time of an example means nothing on a busy machine. The examples are the same in each run, so
+# that a random find does not fail an unrelated change; `--hypothesis-profile=random` searches on.
 settings.register_profile(
     "random", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=1000
 )
@@ -26,7 +26,7 @@ settings.register_profile(
 )
 settings.load_profile("notbefore")
 
-# what these make once for their module takes seconds: it is made in one process only
+# the fixtures of these modules take seconds: only one process makes them
 ONE_PROCESS = {
     "test_access.py",
     "test_bundle.py",
@@ -38,8 +38,8 @@ ONE_PROCESS = {
     "test_python_api.py",
 }
 
-# of these acceptance tests, what they start is measured too: the others run the same lines, and
-# measuring takes two fifths of the CPU time
+# Coverage is also measured in the processes that these acceptance tests start. The others run the
+# same lines, and measuring takes two fifths of the CPU time.
 MEASURED = {
     "test_agent.py",
     "test_commands.py",
@@ -48,8 +48,8 @@ MEASURED = {
     "test_fleet_history.py",
     "test_fleet_inventory.py",
 }
-# these start what was installed, which is not measured; or a courier that is killed if its end
-# takes more than a second, and on a busy machine a measurement takes longer to be written down
+# These start an installed copy, whose coverage does not count, or a courier that is killed if its
+# end takes more than a second: on a busy machine, coverage takes longer to be written.
 UNMEASURED = {
     "test_bundle.py",
     "test_deployment.py",
@@ -58,35 +58,38 @@ UNMEASURED = {
     "test_supervisor.py",
 }
 
-# the acceptance tests for which an everyday loop has time: -m "not long"
+# the acceptance tests that are quick enough for everyday work: -m "not long"
 QUICK = {"test_agent.py", "test_commands.py"}
 
 # the documents name the paths of Linux, and the generated ones its defaults
 collect_ignore = ["unit/test_documents.py"] if sys.platform == "win32" else []
 
 GUARD = Path(__file__).with_name("guard")
-runpy.run_path(str(GUARD / "sitecustomize.py"))  # here, and in every Python that a test starts
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(GUARD), os.environ.get("PYTHONPATH"))))
+# the guard works in this process, and in every Python that a test starts
+runpy.run_path(str(GUARD / "sitecustomize.py"))
+PATHS = [str(GUARD)]
+if os.environ.get("PYTHONPATH"):
+    PATHS.append(os.environ["PYTHONPATH"])
+os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """A name for long bytes: pytest puts it in a variable, and one of Windows holds 32,767
-    characters.
+    """Return a short id for long bytes.
+
+    pytest puts the id in a variable, which on Windows holds 32,767 characters.
     """
-    return f"{len(val)}-bytes" if isinstance(val, bytes) and len(val) > 1_000 else None
+    if isinstance(val, bytes) and len(val) > 1_000:
+        return f"{len(val)}-bytes"
+    return None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where nothing may be missing (``.ci/run`` sets NOTBEFORE_NO_SKIPS) a skip is a failure."""
+    """Turn a skip into a failure if NOTBEFORE_NO_SKIPS is set, as ``.ci/run`` does."""
     report = yield
     if report.skipped and isinstance(report.longrepr, tuple) and "needs " in report.longrepr[2]:
-        # said once, and not for each place
-        report.longrepr = (
-            "tests/support/needs.py",
-            1,
-            report.longrepr[2],
-        )
+        # one place, so that pytest prints the same reason once
+        report.longrepr = ("tests/support/needs.py", 1, report.longrepr[2])
     if report.skipped and os.environ.get("NOTBEFORE_NO_SKIPS") and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, but nothing may be skipped here: {report.longrepr}"
@@ -94,10 +97,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was not seen for want of something, in one line.
-
-    Also in the file that NOT_SEEN names, for the Makefile.
-    """
+    """Print in one line what was skipped, and write it to the file in NOT_SEEN for the Makefile."""
     if skipped := terminalreporter.stats.get("skipped"):
         line = not_seen(report.longrepr[2] for report in skipped)
         terminalreporter.write_line(line)
@@ -106,53 +106,48 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def is_alone(item: pytest.Item) -> bool:
-    """Whether nothing else may run beside this test."""
+    """Return whether no other test may run at the same time."""
     return item.get_closest_marker("alone") is not None
 
 
 def is_acceptance(item: pytest.Item) -> bool:
-    """Whether it starts the installed command, and mostly waits for it."""
+    """Return whether the test starts the installed command, and mostly waits for it."""
     return item.path.parent.name == "acceptance"
+
+
+def order_of(item: pytest.Item) -> tuple[bool, bool, bool]:
+    """Order long tests first, so that no one waits for them at the end, and lone tests last."""
+    return is_alone(item), not item.get_closest_marker("long"), not is_acceptance(item)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and pytest the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those that take long start first: at the end nobody waits for them.
-
-    Those that run alone are the last.
-    """
-    items.sort(
-        key=lambda item: (
-            is_alone(item),
-            not item.get_closest_marker("long"),
-            not is_acceptance(item),
-        )
-    )
+    """Order the tests, mark the long ones, and group those that share a process."""
+    items.sort(key=order_of)
+    has_xdist = config.pluginmanager.hasplugin("xdist")  # the unit tests do not need it
     for item in items:
         if is_acceptance(item) and item.path.name not in QUICK:
             item.add_marker("long")
-    if config.pluginmanager.hasplugin("xdist"):  # the unit tests need none
-        for item in items:
-            group = (
-                "alone"
-                if is_alone(item)
-                else item.path.stem
-                if item.path.name in ONE_PROCESS
-                else None
-            )
-            if group:
-                item.add_marker(pytest.mark.xdist_group(group))
+        if not has_xdist:
+            continue
+        if is_alone(item):
+            item.add_marker(pytest.mark.xdist_group("alone"))
+        elif item.path.name in ONE_PROCESS:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def is_measured(item: pytest.Item) -> bool:
+    """Return whether coverage is measured in the processes that the test starts."""
+    if is_acceptance(item):
+        return item.path.name in MEASURED
+    return item.path.name not in UNMEASURED
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time of a test begins
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """What runs alone waits for the other processes' tests.
-
-    Of some tests, what they start is not measured.
-    """
+    """Let a lone test wait for those of the other processes, and switch coverage off for some."""
     with pytest.MonkeyPatch.context() as patch, Path(__file__).open("rb") as lock:
-        name = item.path.name
-        if name not in MEASURED if is_acceptance(item) else name in UNMEASURED:
+        if not is_measured(item):
             patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
         if "PYTEST_XDIST_WORKER" in os.environ:
             from fcntl import LOCK_EX, LOCK_SH, flock  # noqa: PLC0415 - Windows has none
@@ -163,12 +158,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """The hundreds of examples of a property are not measured: that would double their time, and
-    find no other line.
+    """Measure no coverage in the hundreds of examples of a property.
+
+    It would double their time, and find no other line.
     """
-    coverage = sys.modules.get("coverage")  # it is there where something is measured
+    coverage = sys.modules.get("coverage")  # imported if coverage is measured at all
     is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    measurement = coverage.Coverage.current() if coverage and is_property else None
+    measurement = None
+    if coverage and is_property:
+        measurement = coverage.Coverage.current()
     if measurement:
         measurement.stop()
     try:
@@ -180,9 +178,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.hookimpl(optionalhook=True)  # as above
 def pytest_xdist_setupnodes() -> None:
-    """Give a process time to write its coverage down: on a busy machine 10 seconds are
-    not enough.
-    """
+    """Give a process time to write its coverage: 10 seconds are too few on a busy machine."""
     from xdist.workermanage import NodeManager  # noqa: PLC0415 - where there is xdist
 
     NodeManager.EXIT_TIMEOUT = 120
@@ -190,18 +186,14 @@ def pytest_xdist_setupnodes() -> None:
 
 @pytest.fixture
 def collected() -> Iterator[None]:
-    """What a test leaves to the garbage collector is found at its own end, and not within another
-    test.
-    """
+    """Collect garbage after the test, so that its warnings do not appear within another test."""
     yield
     gc.collect()
 
 
 @pytest.fixture
 def log_as_before() -> Iterator[None]:
-    """For commands that are called as functions: they set up the log of their process, which is
-    that of the tests.
-    """
+    """Restore the log after a test that calls a command as a function: commands set up the log."""
     root = logging.getLogger()
     handlers = root.handlers[:]
     level = root.level

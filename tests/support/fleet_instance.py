@@ -1,4 +1,4 @@
-"""``notbefore fleet`` as a process, and its hub as VMs' agents fill it."""
+"""``RunningFleet``: ``notbefore fleet`` as a process; ``send`` fills its hub as agents do."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ from support.hub import Hub
 
 
 def send(hub: Hub, records: Iterable[Record | Heartbeat | bytes], key: str | None = None) -> None:
-    """Send them as agents would, each to the partition of its group, in order."""
+    """Send records in order, each to the partition of its group as agents do."""
 
     async def run() -> None:
         async with EventHubProducerClient.from_connection_string(hub.connection_string()) as client:
@@ -48,7 +48,7 @@ def send(hub: Hub, records: Iterable[Record | Heartbeat | bytes], key: str | Non
 
 
 def configured(directory: Path, hub: Hub, sink: str, **fleet: Any) -> Path:
-    """A configuration that reads ``hub`` and sends to the webhook at ``sink``."""
+    """Write a configuration that reads ``hub`` and sends to the webhook at ``sink``."""
     path = directory / "fleet.yaml"
     (directory / "hub-key").write_text(hub.connection_string(), encoding="utf-8")
     values = {

@@ -1,7 +1,4 @@
-"""The log of one partition as VMs' agents fill it, and the fold that reads it.
-
-Pure: the clock is the log's.
-"""
+"""``Log``: the log of one partition, and the fold that reads it, on the clock of the log."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -39,7 +36,7 @@ WAVES = grouped(("scale_set", "event_type"))
 
 
 def written(fold: Partition) -> Snapshot:
-    """What another instance would read of it."""
+    """Return the snapshot of a fold as another instance reads it."""
     return read_snapshot(compressed(fold.snapshot(0.0)))
 
 
@@ -54,10 +51,7 @@ class Log:
         self.now = T0.timestamp()
 
     def add(self, *words: Any, after: float = 1.0, **fields: Any) -> list[str]:
-        """Append a report ``after`` seconds, read it.
-
-        Returns the kinds that were notified by then.
-        """
+        """Append a report after so many seconds, and return the kinds of all notifications."""
         self.now += after
         fields.setdefault("not_before", at(fields.get("notice", 900.0)))
         self.read(body(report(*words, **{"at": datetime.fromtimestamp(self.now, UTC), **fields})))
@@ -77,7 +71,7 @@ class Log:
         self.sequence += 1
 
     def taken_over(self) -> "Log":
-        """The log as another instance goes on with it, from a snapshot."""
+        """Return the log as another instance continues it from a snapshot."""
         other = Log(self.grouping, self.sequence)
         other.fold = Partition("0", self.grouping, written(self.fold))
         other.now = self.now
@@ -89,14 +83,13 @@ class Log:
         return self.kinds
 
     def beat(self, *vms: Vm, interval: float = 300.0) -> None:
-        """A heartbeat of each of these VMs, now."""
-        for who in vms:
-            self.read(
-                body(heartbeat_of(who, (), "1", datetime.fromtimestamp(self.now, UTC), interval))
-            )
+        """Append a heartbeat of each of these VMs."""
+        now = datetime.fromtimestamp(self.now, UTC)
+        for sender in vms:
+            self.read(body(heartbeat_of(sender, (), "1", now, interval)))
 
     def beat_listing(self, sender: Vm, *event_ids: str) -> None:
-        """A heartbeat of a VM that lists these events, now."""
+        """Append a heartbeat of a VM that lists these events."""
         now = datetime.fromtimestamp(self.now, UTC)
         self.read(body(heartbeat_of(sender, event_ids, "1", now, 300.0)))
 
@@ -110,7 +103,7 @@ class Log:
 
     @property
     def silent(self) -> list[str]:
-        """The names of the VMs that are silent now."""
+        """The names of the silent VMs."""
         return [vm.name for vm in self.fold.state.heard.values() if vm.silent]
 
     @property

@@ -1,4 +1,4 @@
-"""What the panels of a dashboard find in a Prometheus, as Grafana would ask for it."""
+"""Queries of dashboards, asked of a Prometheus as Grafana asks them."""
 
 import math
 import re
@@ -17,63 +17,83 @@ GRAFANAS = {
 
 
 def resolved(text: str, variables: dict[str, str]) -> str:
-    return re.sub(r"\$([a-z_]\w*)", lambda match: {**GRAFANAS, **variables}[match[1]], text)
+    """Replace variables of Grafana and of the dashboard by their values."""
+    values = {**GRAFANAS, **variables}
+    return re.sub(r"\$([a-z_]\w*)", lambda match: values[match[1]], text)
 
 
 def series(
     prometheus: Prometheus, target: dict[str, Any], variables: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """The series that a target finds, as Grafana would ask for them: their labels and values."""
+    """Return labels and values of the series that a query finds."""
     expr = resolved(target["expr"], variables)
     now = time.time()
     if target.get("instant"):
-        found = prometheus.ask("query", query=expr, time=now)["result"]
-        return [{"labels": one["metric"], "values": [float(one["value"][1])]} for one in found]
-    found = prometheus.ask("query_range", query=expr, start=now - HOURS * 3600, end=now, step=60)[
-        "result"
-    ]
+        answer = prometheus.ask("query", query=expr, time=now)
+        return [
+            {"labels": row["metric"], "values": [float(row["value"][1])]}
+            for row in answer["result"]
+        ]
+    answer = prometheus.ask("query_range", query=expr, start=now - HOURS * 3600, end=now, step=60)
     return [
-        {"labels": one["metric"], "values": [float(value) for _, value in one["values"]]}
-        for one in found
+        {"labels": row["metric"], "values": [float(value) for _, value in row["values"]]}
+        for row in answer["result"]
     ]
 
 
-def _without(labels: list[str], found: list[dict[str, Any]]) -> list[str]:
-    """Those of the labels that a series does not have."""
-    return [label for label in labels if not all(one["labels"].get(label) for one in found)]
+def _without(labels: list[str], rows: list[dict[str, Any]]) -> list[str]:
+    """Return the labels that a series does not have."""
+    return [label for label in labels if not all(row["labels"].get(label) for row in rows)]
 
 
 def faults(prometheus: Prometheus, board: dict[str, Any], variables: dict[str, str]) -> list[str]:
-    """Queries that find nothing, labels that no series has, and columns of tables that are neither
-    label nor value.
+    """Return what is wrong with the queries of a dashboard.
+
+    They are queries that find nothing, labels that a series does not have, and columns of tables
+    that are neither label nor value.
     """
-    found: list[str] = []
+    wrong: list[str] = []
     for panel in board["panels"]:
         answers = {
             target["refId"]: series(prometheus, target, variables) for target in panel["targets"]
         }
         for target in panel["targets"]:
-            answer = answers[target["refId"]]
-            where = f"{panel['title']}, {target['refId']}"
-            if not any(not math.isnan(value) for one in answer for value in one["values"]):
-                found.append(f"{where}: nothing")
+            rows = answers[target["refId"]]
+            place = f"{panel['title']}, {target['refId']}"
+            if not _has_value(rows):
+                wrong.append(f"{place}: nothing")
             legend = re.findall(r"{{(\w+)}}", target.get("legendFormat", ""))
-            found += [f"{where}: no label {label}" for label in _without(legend, answer)]
+            wrong += [f"{place}: no label {label}" for label in _without(legend, rows)]
         if panel["type"] == "table":
-            labels = {
-                label for answer in answers.values() for one in answer for label in one["labels"]
-            }
-            values = {"Value"} if len(answers) == 1 else {f"Value #{ref}" for ref in answers}
-            renamed = panel["transformations"][-1]["options"]["renameByName"]
-            titles = {
-                override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]
-            }
-            odd = (set(renamed) - labels - values) | (titles - set(renamed.values()))
-            found += [f"{panel['title']}: no column {name}" for name in odd]
+            wrong += [
+                f"{panel['title']}: no column {name}" for name in _odd_columns(panel, answers)
+            ]
     for annotation in board["annotations"]["list"]:
-        answer = series(prometheus, annotation["target"], variables)
-        said = re.findall(r"{{(\w+)}}", annotation["titleFormat"] + annotation["textFormat"])
-        found += [f"{annotation['name']}: nothing"] * (not answer)
-        said += annotation["tagKeys"].split(",")
-        found += [f"{annotation['name']}: no label {label}" for label in _without(said, answer)]
-    return found
+        name = annotation["name"]
+        rows = series(prometheus, annotation["target"], variables)
+        if not rows:
+            wrong.append(f"{name}: nothing")
+        labels = re.findall(r"{{(\w+)}}", annotation["titleFormat"] + annotation["textFormat"])
+        labels += annotation["tagKeys"].split(",")
+        wrong += [f"{name}: no label {label}" for label in _without(labels, rows)]
+    return wrong
+
+
+def _has_value(rows: list[dict[str, Any]]) -> bool:
+    values: list[float] = []
+    for row in rows:
+        values += row["values"]
+    return not all(math.isnan(value) for value in values)
+
+
+def _odd_columns(panel: dict[str, Any], answers: dict[str, list[dict[str, Any]]]) -> set[str]:
+    """Return columns that are neither label nor value, and formats of columns that do not exist."""
+    columns = {f"Value #{ref}" for ref in answers}
+    if len(answers) == 1:
+        columns = {"Value"}
+    for rows in answers.values():
+        for row in rows:
+            columns.update(row["labels"])
+    renamed = panel["transformations"][-1]["options"]["renameByName"]
+    formatted = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
+    return (set(renamed) - columns) | (formatted - set(renamed.values()))

@@ -1,4 +1,4 @@
-"""Events of a fleet that are over."""
+"""Ended events of a fleet."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
@@ -21,7 +21,7 @@ def past(
     interruption: tuple[float, ...] = (),
     **changed: Any,
 ) -> PastEvent:
-    """An event of as many VMs as have measured something."""
+    """Return an ended event of as many VMs as there are notices or interruptions."""
     pairs = list(zip_longest(notice, interruption)) or [(None, None)]
     measured = {f"web_{number}": Measures(*pair) for number, pair in enumerate(pairs)}
     values: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What the servers of tests show that have no agent behind them, and how it is asked for."""
+"""``Shown``: a view for servers without an agent; and helpers that serve it and ask for it."""
 
 import http.client
 import socket
@@ -25,7 +25,7 @@ REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 
 
 class Shown(AgentView):
-    """A view of things that a test chooses."""
+    """Shows what a test sets."""
 
     def __init__(self, body: bytes = METRICS) -> None:
         self.verdict = CheckResult(ok=True)
@@ -60,7 +60,7 @@ class Shown(AgentView):
 def serving(
     path: str | None = None, listen: str = "127.0.0.1:0", view: Shown | None = None, **access: Any
 ) -> Iterator[HttpServer]:
-    """Serve ``view`` to those who may ask by the web configuration at ``path``."""
+    """Serve ``view`` with the web configuration at ``path``."""
     settings = Server(listen=listen, web_config_file=path, **access)
     server = HttpServer(settings, (view or Shown()).app)
     server.start()
@@ -78,17 +78,14 @@ def ask(
     method: str = "GET",
     **headers: str,
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """Status, headers and body."""
+    """Return status, headers and body of an answer; ``_`` in names of headers stands for ``-``."""
     address = ("127.0.0.1", server.address[1])
-    connection = (
-        http.client.HTTPSConnection(*address, timeout=20, context=tls)
-        if tls
-        else http.client.HTTPConnection(*address, timeout=20)
-    )
+    connection = http.client.HTTPConnection(*address, timeout=20)
+    if tls is not None:
+        connection = http.client.HTTPSConnection(*address, timeout=20, context=tls)
+    sent_headers = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
-        connection.request(
-            method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
-        )
+        connection.request(method, path, headers=sent_headers)
         response = connection.getresponse()
         return response.status, response.headers, response.read()
     finally:
@@ -96,7 +93,7 @@ def ask(
 
 
 def connected(server: HttpServer, stack: ExitStack, count: int = 1) -> list[socket.socket]:
-    """Connections that are closed with ``stack``."""
+    """Open connections that are closed with ``stack``."""
     return [
         stack.enter_context(socket.create_connection(server.address, timeout=20))
         for _ in range(count)
@@ -104,26 +101,26 @@ def connected(server: HttpServer, stack: ExitStack, count: int = 1) -> list[sock
 
 
 def read_all(client: socket.socket) -> bytes:
-    """What comes until the server closes."""
-    said = bytearray()
+    """Read until the server closes."""
+    octets = bytearray()
     with suppress(ConnectionResetError):
         while piece := client.recv(1_000_000):
-            said += piece
-    return bytes(said)
+            octets += piece
+    return bytes(octets)
 
 
 @contextmanager
 def dripping(clients: list[Any]) -> Iterator[None]:
-    """Send a header to the end of which none of them comes, a byte each quarter of a second."""
+    """Send an endless header from each client, a byte each quarter of a second."""
     stop = threading.Event()
 
     def drip() -> None:
-        pieces = [b"GET /metrics HTTP/1.1\r\nX-Slow: "]
+        piece = b"GET /metrics HTTP/1.1\r\nX-Slow: "
         while not stop.wait(0.25):
             for client in clients:
                 with suppress(OSError):
-                    client.send(pieces[0])
-            pieces = [b"x"]
+                    client.send(piece)
+            piece = b"x"
 
     thread = threading.Thread(target=drip)
     thread.start()
