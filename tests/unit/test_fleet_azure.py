@@ -346,6 +346,31 @@ def test_overdue_event_of_a_wave_continues_when_azure_postpones_it() -> None:
     assert story.not_before == at(9000)
 
 
+def test_event_that_azure_postpones_after_its_unknown_end_is_announced_again() -> None:
+    log = Log()
+    log.azure("Scheduled")
+    log.wait(900 + LIMIT + 60)
+
+    log.azure("Scheduled", after=600, not_before=at(90_000))
+    log.azure("Started", after=600)
+    log.azure("Completed", after=60)
+
+    assert log.kinds == ["announced", "ended", "announced", "started", "finished"]
+    assert len({made.change.id for made in log.made}) == 5
+
+
+@pytest.mark.parametrize("seconds", [0, 900])
+def test_old_message_announces_no_event_again(seconds: float) -> None:
+    log = Log()
+    log.azure("Scheduled", not_before=at(9000))
+    log.add(A, "ended", resources=["web_0"], after=1000)
+    log.wait(WAIT)
+
+    log.azure("Scheduled", at=at(seconds), not_before=at(9000))
+
+    assert log.kinds == ["announced", "ended"]
+
+
 # ---- the place
 
 

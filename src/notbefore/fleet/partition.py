@@ -163,6 +163,10 @@ class Events:
             story = self._begin_with_azure(report, time)
             self._figures.first_notices["azure"] += 1
             return self._add_azure(story, report, time, now, Standing.NEW)
+        if _is_still_to_come(closed, report, time, now):
+            story = self._begin_with_azure(report, time)
+            self._begin_anew(story, closed, time)
+            return self._add_azure(story, report, time, now, Standing.NEW)
         if not _is_corrected(closed, AZURE_CLAIMS[report.status]):
             return "late"
 
@@ -281,12 +285,16 @@ class Events:
         """
         story = self._begin(report)
         if report.reason == "came_back":
-            story.nth = closed.nth + 1
-            story.began = min(report.time, from_unix(now))
-            del self._state.closed[story.key]
+            self._begin_anew(story, closed, min(report.time, from_unix(now)))
         else:
             self._resume(story, closed, report.time)
         return story
+
+    def _begin_anew(self, story: Story, closed: Closed, time: datetime) -> None:
+        """Let a new story be about a new event with the id of a closed one, listed at ``time``."""
+        story.nth = closed.nth + 1
+        story.began = time
+        del self._state.closed[story.key]
 
     def _resume(self, story: Story, closed: Closed, time: datetime) -> None:
         """Let a new story continue an event that is closed, because of a report of ``time``."""
@@ -988,6 +996,15 @@ def _without_resource(azure: AzureWord | None) -> AzureWord | None:
     if azure is None:
         return None
     return msgspec.structs.replace(azure, resource_id="")
+
+
+def _is_still_to_come(closed: Closed, report: AzureReport, time: datetime, now: float) -> bool:
+    """Whether Azure still announces an event that was over as far as was known."""
+    not_before = report.event.not_before
+    if closed.standing is not Standing.ENDED or not_before is None:
+        return False
+    is_newer = time > from_unix(closed.at) + MAX_AHEAD  # the clocks may differ
+    return is_newer and not_before.timestamp() > now
 
 
 def _has_azure_end(azure: AzureWord | None) -> bool:
