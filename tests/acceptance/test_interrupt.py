@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,11 @@ def assert_silent(error: str) -> None:
 
 
 @pytest.fixture
-def heeded() -> None:
+def heeded() -> Iterator[None]:
     """SIGINT as in a terminal: background jobs of a shell ignore it, and hand that down."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def moments() -> list[tuple[str, int]]:
