@@ -6,6 +6,7 @@ output a line every ten seconds. The output of the command is shown if it fails,
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import threading
@@ -16,7 +17,10 @@ from typing import Final
 INTERVAL: Final = 0.5  # seconds between two looks
 QUIET: Final = 10.0  # seconds between two lines, where the output is no terminal
 CLEAR_LINE: Final = "\r\x1b[K"
-COLLECTING: Final = "Collecting "  # pip, of each package
+# pip, of each package: it is fetched, it is here, or it is for another platform
+PACKAGE: Final = re.compile(
+    r"(?:Collecting|Requirement already satisfied:|Ignoring) ([A-Za-z0-9._-]+)"
+)
 INSTALLING: Final = "Installing collected packages"  # pip, once it has all of them
 INTERRUPTED: Final = 130
 
@@ -26,7 +30,7 @@ class Work:
 
     def __init__(self, command: list[str]) -> None:
         self._total = packages_in(command)
-        self._collected = 0
+        self._packages: set[str] = set()
         self._installs = False
         self.lines: list[str] = []
         self.process = subprocess.Popen(
@@ -42,8 +46,9 @@ class Work:
     def _read(self) -> None:
         for line in self.process.stdout or ():
             self.lines.append(line)
-            if line.startswith(COLLECTING):
-                self._collected += 1
+            package = PACKAGE.match(line)
+            if package is not None:
+                self._packages.add(package[1].lower())
             if line.startswith(INSTALLING):
                 self._installs = True
 
@@ -56,10 +61,11 @@ class Work:
     @property
     def state(self) -> str:
         """How far it is; empty if that is not known."""
+        count = len(self._packages)
         if self._installs:
-            return f"unpacking {self._collected} packages"
-        if self._collected:
-            return f"fetching package {self._collected} of {max(self._total, self._collected)}"
+            return "unpacking the packages"
+        if count > 0:
+            return f"package {count} of {max(self._total, count)}"
         return ""
 
 

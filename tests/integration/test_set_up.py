@@ -9,8 +9,11 @@ ROOT: Final = Path(__file__).parents[2]
 PIP: Final = """
 import sys, time
 for name in "abc":
-    print(f"Collecting {name}==1", flush=True)
+    print(f"Collecting {name}==1 (from -r pins.txt)", flush=True)
     time.sleep(0.8)
+print("Requirement already satisfied: a in .venv (from -r pins.txt)", flush=True)
+print("Ignoring d: markers do not match your environment", flush=True)
+time.sleep(0.8)
 print("Installing collected packages: a, b, c", flush=True)
 time.sleep(0.8)
 """
@@ -27,14 +30,14 @@ def shown(*words: str, terminal: bool = False) -> subprocess.CompletedProcess[st
 
 def test_terminal_sees_how_far_pip_is(tmp_path: Path) -> None:
     pins = tmp_path / "pins.txt"
-    pins.write_text("a==1 \\\n    --hash=sha256:0\nb==1\nc==1\n", encoding="utf-8")
+    pins.write_text("a==1 \\\n    --hash=sha256:0\nb==1\nc==1\nd==1 ; win32\n", encoding="utf-8")
     pip = [sys.executable, "-c", PIP, "--requirement", str(pins)]
 
     done = shown("installing", *pip, terminal=True)
 
     assert done.returncode == 0
     states = [text.partition(" s, ")[2].strip() for text in done.stdout.split("\x1b[K")]
-    steps = ("fetching package 1 of 3", "fetching package 3 of 3", "unpacking 3 packages")
+    steps = ("package 1 of 4", "package 4 of 4", "unpacking the packages")
     assert [step for step in steps if step not in states] == []
     assert "installing: done after " in done.stdout
 
