@@ -131,7 +131,8 @@ def zoo_of(directory: Path, stack: ExitStack) -> Zoo:
     untrusted = stack.enter_context(HttpPeer(authority))
     hook = zoo.found("url", f"{untrusted.url}/{zoo.secret()}")
     zoo.add("webhook-untrusted", "webhook", {**hook, "allow_private": True})
-    zoo.add("webhook-private", "webhook", zoo.found("url", f"http://127.0.0.1:1/{zoo.secret()}"))
+    # a name for 127.0.0.1 that only the guard at the connection resolves
+    zoo.add("webhook-private", "webhook", zoo.found("url", f"http://0x7f000001:1/{zoo.secret()}"))
     zoo.add(
         "slack-nowhere", "slack", zoo.found("url", f"https://no.such.host.invalid/{zoo.secret()}")
     )

@@ -204,7 +204,9 @@ def test_missing_secret_is_accepted_when_nothing_is_sent(tmp_path: Path) -> None
     assert "a" in config.sinks
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1/x", "https://10.0.0.4", "http://localhost"])
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1/x", "https://10.0.0.4", "http://localhost", "http://localhost./"]
+)
 def test_private_webhook_is_refused_when_the_configuration_is_loaded(
     tmp_path: Path, address: str
 ) -> None:

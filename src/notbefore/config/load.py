@@ -115,6 +115,7 @@ class _SinkChecks(Struct, frozen=True):
         Host names are not resolved: that would need a connection.
         """
         host = urlsplit(settings.url.reveal(self.environment)).hostname or ""
+        host = host.removesuffix(".")
         if host == "localhost" or host.endswith(".localhost"):
             host = "127.0.0.1"
         try:
