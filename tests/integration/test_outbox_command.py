@@ -77,7 +77,7 @@ def test_outbox_options_may_precede_the_ids(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ((), "ACTION"),
-        (("retry", "a", "--all"), "expected ids (see `notbefore outbox list`), or --all"),
+        (("retry", "a", "--all"), "expected ids (see `outbox list`), or --all"),
         (("show",), "required: ID"),
         (("list", "--user", "reader"), "outbox list: --user needs --url"),
         (
@@ -161,7 +161,7 @@ def test_deliveries_being_sent_are_left_and_the_reason_is_printed(tmp_path: Path
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are other permissions on Windows")
 def test_missing_permission_for_the_state_directory_is_explained(tmp_path: Path) -> None:
     state = left(tmp_path / "state", dead("a"))
-    with pytest.raises(StoreError, match="has `notbefore run` been started here"):
+    with pytest.raises(StoreError, match=r"has `notbefore run` been started here\? --state-dir"):
         ask_owner(state / "nowhere", OutboxRequest("show"), OutboxReply)
 
     state.chmod(0o700 if os.geteuid() == 0 else 0)

@@ -326,6 +326,26 @@ def test_check_config_prints_all_mistakes_as_lines(
     assert places_and_keys == [[f"{path}:{line}:{column}", key] for line, column, key in MISTAKES]
 
 
+HUB = "hub: {connection_string: 'Endpoint=sb://a/;SharedAccessKey=b;EntityPath=c'}"
+
+
+@pytest.mark.usefixtures("log_as_before")
+@pytest.mark.parametrize(
+    ("text", "mistaken_key"), [(f"fleet: {{{HUB}, windw: 1h}}\n", "fleet.windw"), ("", "fleet")]
+)
+def test_check_config_misses_the_section_of_a_fleet_only_without_it(
+    tmp_path: Path, text: str, mistaken_key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, text)
+
+    exit_code = main(["check-config", "--for", "fleet", str(path)])
+
+    assert exit_code == 2
+    lines = capsys.readouterr().err.splitlines()
+    keys = [line.split(": ")[2] for line in lines]
+    assert keys == [mistaken_key]
+
+
 def json_of_check_config(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     """Return the exit code of ``check-config --json`` and what it printed."""
     exit_code = main(["check-config", "--json", str(path)])

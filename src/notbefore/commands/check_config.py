@@ -150,7 +150,8 @@ def _examine(options: argparse.Namespace) -> tuple[Config, Places]:
     """
     config, places, mistakes = examine(options.config, os.environ, overrides(options))
     if options.starting == "fleet":
-        if config.fleet is None:
+        has_mistakes = any(mistake.key.startswith("fleet") for mistake in mistakes)
+        if config.fleet is None and not has_mistakes:
             text = "the section that names the hub to read is missing"
             mistakes.append(Mistake(places.nearest("fleet"), "fleet", text))
         check_extra("fleet")

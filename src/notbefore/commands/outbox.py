@@ -143,7 +143,7 @@ def check(options: argparse.Namespace) -> None:
         if options.url is not None and _value(options, option) is not None:
             raise ConfigError(f"--url and {option} both name the agent: leave one out")
     if action not in READING and bool(options.ids) == options.all:
-        raise ConfigError(f"outbox {action}: expected ids (see `notbefore outbox list`), or --all")
+        raise ConfigError(f"outbox {action}: expected ids (see `outbox list`), or --all")
     if not all(options.ids):
         raise NotBeforeError("An id is empty. `notbefore outbox list` shows the ids.")
 

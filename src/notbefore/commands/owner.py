@@ -25,7 +25,10 @@ def ask_owner(directory: Path, request: Request, reply: type[R]) -> R:
         return ask_agent(directory, request, reply)
     path = directory / FILE_NAME
     if not path.exists():
-        raise StoreError(f"{path} cannot be opened: has `notbefore run` been started here?")
+        raise StoreError(
+            f"{path} cannot be opened: has `notbefore run` been started here? --state-dir names"
+            " another directory"
+        )
     _become_owner(path)
     with closing(Store(directory, Clock())) as store:
         if store.disk.degraded is not None:

@@ -234,7 +234,7 @@ def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]
     except (FileNotFoundError, ConnectionRefusedError):
         raise NotBeforeError(
             f"no agent listens at {path}: start it (`notbefore run CONFIG`), or name its state"
-            " directory"
+            " directory (--state-dir)"
         ) from None
     except TimeoutError:
         words = f"{path}: no answer after {ANSWER_SECONDS:g} s: see the agent's log"
