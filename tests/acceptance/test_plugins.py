@@ -5,7 +5,9 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ import yaml
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, configured, eventually, notbefore, run
 from support.azure import listed
-from support.peers import HttpPeer
+from support.peers import HttpPeer, Say
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(encoding="utf-8")
 EXAMPLE: Final = PAGE[PAGE.index("## A sink of your own") :]
@@ -143,19 +145,34 @@ def test_failing_sinks_do_not_hurt_the_agent_and_the_others(
     assert agent.process.returncode == 0
 
 
-def test_sink_that_crashes_the_courier_does_not_hurt_the_agent(
-    imds: Simulator, hook: HttpPeer, tmp_path: Path, installed: Path
+class SlowPeer(HttpPeer):
+    """Answers after a second: a courier that crashes at once does not live that long."""
+
+    def answer(self, handler: BaseHTTPRequestHandler, say: Say) -> None:
+        time.sleep(1.0)
+        super().answer(handler, say)
+
+
+def test_sink_that_crashes_the_courier_hurts_neither_agent_nor_slow_receivers(
+    imds: Simulator, tmp_path: Path, installed: Path
 ) -> None:
     assert installed.is_dir()
-    hook_sink = {"webhook": {"url": hook.url, "allow_private": True}}
-    values = {"sinks": {"hook": hook_sink, "crashing": plugin("broken", how="crash")}}
+    crashes = 'notbefore_courier_starts_total{reason="crashed"}'
+    with SlowPeer() as slow:
+        values = {
+            "sinks": {
+                "crashing": plugin("broken", how="crash"),
+                "hook": {"webhook": {"url": slow.url, "allow_private": True}},
+                "zulip": {"webhook": {"url": slow.url, "allow_private": True}},
+            }
+        }
 
-    with RunningAgent(imds.endpoint, tmp_path / "state", values) as agent:
-        imds.set_document(listed("e"))
-        crashes = 'notbefore_courier_starts_total{reason="crashed"}'
-        eventually(lambda: (agent.metric(crashes) or 0) >= 2)
-        eventually(lambda: agent.count("delivered") == 1)
-        assert agent.answers("/readyz")
+        with RunningAgent(imds.endpoint, tmp_path / "state", values) as agent:
+            imds.set_document(listed("e"))
+            eventually(lambda: (agent.metric(crashes) or 0) >= 2)
+            for sink in ("hook", "zulip"):
+                eventually(lambda: agent.count("delivered", sink) == 1, patience=60.0)
+            assert agent.answers("/readyz")
 
     assert agent.process.returncode == 0
 

@@ -24,6 +24,7 @@ from notbefore.config.model import Config
 from notbefore.config.otel import resolved
 from notbefore.config.secret import secrets_in
 from notbefore.config.sinks import SinkConfig, templates_of
+from notbefore.core.delivery import Delivery
 from notbefore.core.duration import back_off
 from notbefore.core.outbox import SendResult
 from notbefore.courier.courier_process import CourierProcess, environment
@@ -41,6 +42,7 @@ from notbefore.store.stored_outbox import StoredOutbox
 OVERDUE: Final = 15  # seconds; a courier that has sent nothing for so long counts as hanging
 # seconds before something is due: the courier needs time to start, the disk to write
 START_AHEAD: Final = 1.0
+CRASHES_IN_A_ROW: Final = 2  # without a result, after which sinks take turns
 LINGER: Final = 10.0  # seconds without work after which a courier is ended
 # for the attempts under way when it is to leave; the next courier sends the rest again
 LEAVE_SECONDS: Final = 2.0
@@ -266,16 +268,36 @@ class Supervisor:
         courier.note(results)
         if courier.hangs and courier is self._courier:
             self._let_go("hung")
-        limits = courier.limits
-        if courier.leaves:
-            limits = {}
-        deliveries = self._outbox.exchange(results, limits)
+        deliveries = self._exchange(courier, results)
         if deliveries:
             courier.give(deliveries, self._clock.now().timestamp())
         if courier.leaves and results:
             self._outbox.redirect()  # its sinks may be removed by now
         courier.frames.flush()
         self._end_if_idle(courier)
+
+    def _exchange(
+        self, courier: CourierProcess, results: Sequence[SendResult]
+    ) -> Sequence[Delivery]:
+        """Record results, and return what is due for a courier.
+
+        If couriers crash one after the other without a result, a sink ends them, which is not
+        known. Then the sinks get their deliveries one at a time, in turn, so that it does not keep
+        the others from sending.
+        """
+        if courier.leaves:
+            return self._outbox.exchange(results, {})
+        if self._failures < CRASHES_IN_A_ROW:
+            return self._outbox.exchange(results, courier.limits)
+
+        names = list(courier.limits)
+        first = self.figures.starts.get("crashed", 0) % max(1, len(names))
+        for name in [*names[first:], *names[:first]]:
+            if not courier.held:
+                deliveries = self._outbox.exchange((), {name: min(1, courier.limits[name])})
+                if deliveries:
+                    return deliveries
+        return ()
 
     def _count_template_failures(
         self, courier: CourierProcess, failures: Mapping[str, int]
