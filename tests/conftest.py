@@ -3,11 +3,13 @@ install.
 """
 
 import gc
+import json
 import logging
 import os
 import runpy
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +75,20 @@ if os.environ.get("PYTHONPATH"):
 os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
 
 
-def pytest_make_parametrize_id(val: object) -> str | None:
-    """Return a short id for long bytes.
+ID_LENGTH = 80  # characters; pytest puts the id in a variable, which Windows bounds
 
-    pytest puts the id in a variable, which on Windows holds 32,767 characters.
-    """
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Return a readable id for words, for plain objects and for long bytes."""
     if isinstance(val, bytes) and len(val) > 1_000:
         return f"{len(val)}-bytes"
-    return None
+    text = ""
+    if isinstance(val, tuple | list) and all(isinstance(word, str) for word in val):
+        text = " ".join(val)
+    elif isinstance(val, dict):
+        with suppress(TypeError):  # a value that JSON does not have
+            text = json.dumps(val)
+    return text[:ID_LENGTH].encode("unicode_escape").decode("ascii") or None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -166,7 +166,7 @@ def test_changed_wheel_is_refused_and_the_running_version_stays(
     )
 
 
-def test_installer_refuses_a_file_that_is_no_bundle(bundle: Path, tmp_path: Path) -> None:
+def test_installer_refuses_a_file_that_is_no_bundle(tmp_path: Path) -> None:
     file = tmp_path / "bundle.tar.gz"
     file.write_bytes(b"\x1f\x8b")
     refused = run(
@@ -176,6 +176,8 @@ def test_installer_refuses_a_file_that_is_no_bundle(bundle: Path, tmp_path: Path
     assert refused.returncode == 1
     assert f"{file}: not a bundle of notbefore" in refused.stderr
 
+
+def test_installer_refuses_a_python_that_does_not_exist(bundle: Path, tmp_path: Path) -> None:
     elsewhere = {"DESTDIR": str(tmp_path / "root"), "PYTHON": "/nowhere/python3"}
     refused = run(INSTALL, "--bundle", bundle, "--no-start", cwd=tmp_path, **elsewhere)
 

@@ -52,8 +52,7 @@ def test_wheel_contains_every_file_of_the_package(
     dist: Path,
 ) -> None:
     (wheel,) = dist.glob("*.whl")
-    archive = zipfile.ZipFile(wheel)
-    held = set(archive.namelist())
+    held = set(zipfile.ZipFile(wheel).namelist())
     package = ROOT / "src" / "notbefore"
     files = (
         path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
@@ -68,19 +67,28 @@ def test_wheel_contains_every_file_of_the_package(
     ):
         assert any(name.endswith(f".data/data/{completion}") for name in held)
 
-    (name,) = (name for name in held if name.endswith(".dist-info/METADATA"))
-    assert re.findall(r"\]\((?!https:|#)([^)]*)\)", archive.read(name).decode()) == []
 
+def test_readme_in_the_wheel_has_only_absolute_links(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+
+    readme = archive.read(metadata).decode()
+
+    assert re.findall(r"\]\((?!https:|#)([^)]*)\)", readme) == []
+
+
+def test_source_distribution_contains_documents_tests_and_tools(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as tar:
-        held = {name.partition("/")[2] for name in tar.getnames()}
-    documents = {
+        names = {name.partition("/")[2] for name in tar.getnames()}
+
+    assert names >= {
         "docs/how-it-works.md",
         "config/notbefore.yml",
         "tests/conftest.py",
         "constraints.txt",
+        "tools/reference.py",
     }
-
-    assert documents | {"tools/reference.py"} <= held
 
 
 @pytest.fixture

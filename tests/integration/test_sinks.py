@@ -350,7 +350,6 @@ def test_alert_keeps_its_labels_when_the_event_changes(peer: HttpPeer) -> None:
 
 def test_alert_keeps_the_severity_of_its_route(peer: HttpPeer) -> None:
     short = {"EventType": "Freeze", "DurationInSeconds": 5}
-    longer = short | {"DurationInSeconds": 30}
     (first,) = sent(alertmanager(peer.url), message(short, severity="critical"))
     # the courier tells what the sink said of the first; what the routes of later changes say does
     # not matter
@@ -362,7 +361,11 @@ def test_alert_keeps_the_severity_of_its_route(peer: HttpPeer) -> None:
 
     assert {alert_of(request)["labels"]["severity"] for request in peer.requests} == {"critical"}
 
-    peer.requests.clear()
+
+def test_more_severe_event_is_another_alert_and_ends_the_first(peer: HttpPeer) -> None:
+    short = {"EventType": "Freeze", "DurationInSeconds": 5}
+    longer = short | {"DurationInSeconds": 30}
+
     (first,) = sent(alertmanager(peer.url), message(short))
     (second,) = sent(alertmanager(peer.url), message(short, longer, thread=first.thread))
     sent(alertmanager(peer.url), message(short, longer, short, thread=second.thread))
@@ -384,18 +387,33 @@ def test_alert_is_delivered_when_one_member_accepts() -> None:
 
         assert len(one.requests) == 1
         assert len(two.requests) == 1
-        with pytest.raises(SendError, match=r"Connection refused.*; 500") as raised:
-            sent(alertmanager("http://127.0.0.1:9", two.url))
-        assert not raised.value.permanent
 
-        two.default = Say(400)
 
-        with pytest.raises(SendError) as raised:
-            sent(alertmanager("http://127.0.0.1:9", two.url))
-        assert not raised.value.permanent  # the one that is down may yet take it
-        with pytest.raises(SendError) as raised:
-            sent(alertmanager(two.url, two.url))
-        assert raised.value.permanent
+def test_alert_fails_temporarily_when_no_member_accepts(peer: HttpPeer) -> None:
+    peer.default = Say(500)
+
+    with pytest.raises(SendError, match=r"Connection refused.*; 500") as raised:
+        sent(alertmanager("http://127.0.0.1:9", peer.url))
+
+    assert not raised.value.permanent
+
+
+def test_alert_is_not_refused_for_good_while_a_member_is_down(peer: HttpPeer) -> None:
+    peer.default = Say(400)
+
+    with pytest.raises(SendError) as raised:
+        sent(alertmanager("http://127.0.0.1:9", peer.url))
+
+    assert not raised.value.permanent
+
+
+def test_alert_is_refused_for_good_when_every_member_refuses_it(peer: HttpPeer) -> None:
+    peer.default = Say(400)
+
+    with pytest.raises(SendError) as raised:
+        sent(alertmanager(peer.url, peer.url))
+
+    assert raised.value.permanent
 
 
 @pytest.mark.parametrize(
@@ -406,6 +424,7 @@ def test_alert_is_delivered_when_one_member_accepts() -> None:
         ({"headers": {"Authorization": Secret("own")}}, "own"),
         ({}, None),
     ],
+    ids=["token", "password", "header", "none"],
 )
 @pytest.mark.parametrize("kind", ["alertmanager", "webhook"])
 def test_sink_sends_its_authorization(
@@ -482,9 +501,13 @@ def test_texts_of_azure_are_not_executed(tmp_path: Path) -> None:
 def test_last_output_of_a_command_is_the_cause_of_its_failure() -> None:
     with pytest.raises(SendError, match=r"exit code 3: x+ no such node"):
         sent(python("import sys; print('x' * 10**6); sys.exit(print('no such node') or 3)"))
+
+
+def test_killed_command_is_a_temporary_failure() -> None:
     with pytest.raises(SendError, match="signal 9") as raised:
         sent(python("import os; os.kill(os.getpid(), 9)"))
-    assert not raised.value.permanent  # somebody or something else ended it
+
+    assert not raised.value.permanent  # the command did not end by itself
 
 
 def test_command_and_its_children_end_at_the_timeout(tmp_path: Path) -> None:

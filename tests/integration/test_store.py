@@ -234,17 +234,23 @@ def test_unreadable_row_is_left_out(tmp_path: Path) -> None:
             settle(store)
 
 
-def test_file_of_a_newer_schema_is_refused(
-    tmp_path: Path,
-) -> None:
-    for version in (1, 99):
-        with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
-            db.execute(f"PRAGMA user_version = {version}")
-        if version == 1:
-            with store_in(tmp_path) as store:
-                settle(store)
-                assert store.state == StoredState()
-            assert (tmp_path / (FILE_NAME + ".damaged")).exists()
+def set_schema(directory: Path, version: int) -> None:
+    with closing(sqlite3.connect(directory / FILE_NAME)) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+
+
+def test_file_of_an_older_schema_is_set_aside(tmp_path: Path) -> None:
+    set_schema(tmp_path, 1)
+
+    with store_in(tmp_path) as store:
+        settle(store)
+        assert store.state == StoredState()
+
+    assert (tmp_path / (FILE_NAME + ".damaged")).exists()
+
+
+def test_file_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    set_schema(tmp_path, 99)
 
     with pytest.raises(StoreError, match="written by a newer notbefore"):
         Store(tmp_path, Clock())
