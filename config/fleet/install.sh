@@ -15,7 +15,8 @@
 # secret, nothing changes. The check reads files as root; the service reports at its start which ones it cannot read.
 # Each file in /etc/notbefore/credentials becomes a credential of the service: `url_credential: slack-url`.
 # --uninstall removes the service, and keeps configuration, credentials and state; --purge removes these too.
-# /usr/local/bin gets a link to the command. DESTDIR is a prefix for every written path; then nothing is started.
+# /usr/local gets links to the command and to its completions for bash, zsh and fish.
+# DESTDIR is a prefix for every written path; then nothing is started.
 set -eu
 umask 022 # root's shell may have another one: every user may read these files, and only root may write them
 
@@ -25,7 +26,9 @@ root="${DESTDIR:-}"
 [ -x "$prefix/bin/notbefore" ] || prefix="$root/opt/notbefore" # the script of a bundle or a clone
 etc="$root/etc/notbefore"
 units="$root/etc/systemd/system"
-link="$root/usr/local/bin/notbefore"
+shared="$root/usr/local"
+links='bin/notbefore share/bash-completion/completions/notbefore share/zsh/site-functions/_notbefore
+    share/fish/vendor_completions.d/notbefore.fish'
 config='' start=yes wrong='' remove='' purge='' bundle='' unpacked=''
 [ ! -d "$here/wheels" ] || bundle=$here
 
@@ -74,7 +77,9 @@ install_bundle() {
 uninstall() {
     [ "$start" = no ] || systemctl disable --now --quiet notbefore.service || true # it may not exist any more
     rm -f "$units/notbefore.service" "$units/notbefore.service.d/credentials.conf"
-    [ "$(readlink "$link")" != "$prefix/bin/notbefore" ] || rm -f "$link"
+    for name in $links; do
+        [ "$(readlink "$shared/$name")" != "$prefix/$name" ] || rm -f "$shared/$name"
+    done
     if [ -n "$purge" ]; then
         rm -rf "$etc" "$units/notbefore.service.d" "$root/var/lib/notbefore" "$root/var/lib/private/notbefore"
     else
@@ -138,10 +143,12 @@ replace /opt/notbefore/bin/notbefore "$prefix/bin/notbefore" \
         [ ! -f "$file" ] || echo "LoadCredential=$(basename "$file"):/etc/notbefore/credentials/$(basename "$file")"
     done
 } | install -m 0644 /dev/stdin "$units/notbefore.service.d/credentials.conf"
-if [ ! -e "$link" ]; then # another file of this name stays
-    mkdir -p "$(dirname "$link")"
-    ln -sfn "$prefix/bin/notbefore" "$link"
-fi
+for name in $links; do
+    if [ ! -e "$shared/$name" ]; then # another file of this name stays
+        mkdir -p "$(dirname "$shared/$name")"
+        ln -sfn "$prefix/$name" "$shared/$name"
+    fi
+done
 
 if [ "$start" = yes ]; then
     systemctl daemon-reload

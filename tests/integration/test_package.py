@@ -140,7 +140,15 @@ def test_installer_sets_up_the_service_and_keeps_the_configuration(
     assert credentials == "[Service]\nLoadCredential=hook-key:/etc/notbefore/credentials/hook-key\n"
 
     local = destination / "usr" / "local"
-    assert (local / "bin/notbefore").readlink() == prefix / "bin/notbefore"
+    linked = (
+        "bin/notbefore",
+        "share/bash-completion/completions/notbefore",
+        "share/zsh/site-functions/_notbefore",
+        "share/fish/vendor_completions.d/notbefore.fish",
+    )
+    for name in linked:
+        assert (local / name).readlink() == prefix / name
+        assert (local / name).is_file()
 
     text = "sinks: {hook: {webhook: {url: 'https://example.org', secret_credential: hook-key}}}\n"
     mine.write_text(text, encoding="utf-8")
@@ -256,7 +264,7 @@ def test_uninstall_removes_the_service_and_keeps_state_and_configuration(
 
     assert removed.returncode == 0
     assert removed.stderr == ""
-    assert not (destination / "usr" / "local" / "bin" / "notbefore").is_symlink()
+    assert not [path for path in (destination / "usr").rglob("*") if path.is_symlink()]
     assert list(units.iterdir()) == []
     assert (state / "notbefore.db").exists()
     assert is_untouched(destination)
