@@ -151,6 +151,7 @@ def test_approval_is_sent_once_and_recorded(scene: Scene) -> None:
     assert record[f"{name}by"]
     assert record[f"{name}rule"] == "operator"
     assert record[f"{name}reason"] == "drained"
+    assert "approves the Reboot EVENT-1" in fleet.log
     assert TOKEN not in fleet.log
 
 

@@ -102,6 +102,8 @@ class FleetApprover:
             open_event.place,
             open_event.event.resources,
         )
+        # first: if this process ends meanwhile, the log says who asked for it
+        log.warning("%s approves the %s %s", user, open_event.event.event_type, event_id)
         result = provider.acknowledge(target, event_id)
         self._record(open_event, result, request, user)
         is_accepted = result.reason == "accepted"
