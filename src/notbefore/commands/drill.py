@@ -124,6 +124,7 @@ def run(options: argparse.Namespace) -> int:
     if options.config is None:
         raise ConfigError("drill: expected CONFIG, the YAML file that the running agent has read")
     config = load_configuration(options, sending=False)
+    check_sink(config, options.sink)
     vm = _vm(config)
     return send_and_report(options, config, Source(name=vm.name, vm=vm, routed=vm))
 
@@ -165,18 +166,22 @@ def send_and_report(options: argparse.Namespace, config: Config, source: Source)
     return 0 if results and not missed else 1
 
 
-def _routing(config: Config, sink: str | None, seconds_to_live: float) -> Routing:
-    """Return the routing of the exercise; all goes to ``sink``, if one is given."""
+def check_sink(config: Config, sink: str | None) -> None:
+    """Raise ``ConfigError`` if the configuration has no sinks, or not the one that is given."""
     if not config.sinks:
         raise ConfigError("this configuration has no sink: no one would be notified")
+    if sink is not None and sink not in config.sinks:
+        raise ConfigError(f"--sink: there is no sink {sink!r} (known: {', '.join(config.sinks)})")
+
+
+def _routing(config: Config, sink: str | None, seconds_to_live: float) -> Routing:
+    """Return the routing of the exercise; all goes to ``sink``, if one is given."""
     terms: dict[str, Terms] = {}
     for name, configured in config.routing.sinks.items():
         # every step of an exercise is sent, even if the event is over
         terms[name] = replace(configured, expire_on_end=False, expire_after=seconds_to_live)
     if sink is None:
         return Routing(config.routes, terms)
-    if sink not in config.sinks:
-        raise ConfigError(f"--sink: there is no sink {sink!r} (known: {', '.join(config.sinks)})")
     return Routing((Route(sinks=(sink,), announce_by="all"),), terms)
 
 

@@ -42,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
     place, name = _place(options.match)
     config = load_configuration(options, sending=False)
     require_fleet(config)
+    drill.check_sink(config, options.sink)
     require_instance(Path(config.state.dir))
     vm = vm_of(place, (name,))
     routed = vm  # of an unknown place, so every route by place matches
