@@ -248,6 +248,14 @@ def test_command_can_be_typed(name: str, line: str) -> None:
         assert end.code == 0, f"{name}: {line}"
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["Azure delays restarts", "up to 15 minutes", "`automaticallyApprove`", "terminate notif"],
+)
+def test_installation_says_what_polling_changes(words: str) -> None:
+    assert words in read("docs/getting-started.md")
+
+
 def test_readme_has_a_table_of_all_commands() -> None:
     table = read("README.md").partition("## The commands")[2].partition("\n## ")[0]
 
