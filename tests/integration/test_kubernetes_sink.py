@@ -16,13 +16,14 @@ from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
 from notbefore.core.duration import Duration
 from notbefore.core.message import Templated
+from notbefore.core.text import rfc3339
 from notbefore.courier.sinks import make
 from notbefore.courier.sinks.kubernetes import HEARTBEAT, MAX_EVENTS
 from notbefore.errors import ConfigError, SendError
 from notbefore.simulator.server import Simulator
 from peers.kubernetes import NODE, READY, VERSIONS, Kubernetes, status
 from support.agent import RunningAgent, eventually
-from support.azure import ID, ME, PEER, STARTED, body, listed
+from support.azure import ID, ME, PEER, STARTED, at, body, listed
 from support.messages import message, sent
 from support.peers import Say
 
@@ -176,13 +177,25 @@ def test_exercise_and_event_of_other_vm_set_no_condition(other: Any, cluster: Ku
     assert len(cluster.described) == 1
 
 
-def test_approval_leaves_condition_alone(cluster: Kubernetes) -> None:
+def test_late_result_of_approval_sets_no_condition(cluster: Kubernetes) -> None:
     approved = message(REBOOT, kind="approved", delivery_id="another")
 
-    sent(config_of(cluster), message(REBOOT), message(REBOOT, None), approved)
+    *_, receipt = sent(config_of(cluster), message(REBOOT), message(REBOOT, None), approved)
 
     assert cluster.condition is None
     assert cluster.described[-1]["reason"] == "RebootApproved"
+    assert receipt.repeat is None
+
+
+def test_approval_keeps_condition_up_to_date(cluster: Kubernetes) -> None:
+    approved = message(REBOOT, kind="approved", delivery_id="another", now=at(400))
+
+    _, receipt = sent(config_of(cluster), message(REBOOT), approved)
+
+    # the outbox repeats the last message of an event, in place of the one before
+    assert receipt.repeat == HEARTBEAT
+    assert cluster.condition is not None
+    assert cluster.condition["lastHeartbeatTime"] == rfc3339(at(400))
 
 
 def test_second_attempt_makes_no_second_event(cluster: Kubernetes) -> None:

@@ -111,26 +111,30 @@ class Sink(HttpSink):
         if record.fleet_events is not None:
             raise SendError("this sink is for the agent on a node, not for a fleet", permanent=True)
 
-        if message.kind not in APPROVAL_KINDS:
-            self._update_condition(message)
+        is_in_condition = self._update_condition(message)
         event = event_of(message, self._node, text_of(message, self._messages))
         response = self._http.post(self._events_url, self._headers(JSON), json_line(event))
         if response.status != CONFLICT:
             _check(response, "create the event")
 
-        if not is_listed(message):
+        if not is_in_condition:
             return Receipt()
         return Receipt(thread=CONDITION, repeat=HEARTBEAT)
 
-    def _update_condition(self, message: Message) -> None:
-        """Add the event of a message to the condition, or remove it."""
+    def _update_condition(self, message: Message) -> bool:
+        """Add the event of a message to the condition, or remove it; return whether it is there.
+
+        The result of an approval may come after the end, so it adds no event.
+        """
         condition = self._patch_status({}).condition
         events: dict[str, ListedEvent] = {}
         if condition is not None:
             events = read_events(condition.message)
         event = listed_event(message)
-        events.pop(event.event_id, None)
-        if is_listed(message):
+        was_there = events.pop(event.event_id, None) is not None
+        may_be_added = was_there or message.kind not in APPROVAL_KINDS
+        is_there = is_listed(message) and may_be_added
+        if is_there:
             events[event.event_id] = event
 
         if events:
@@ -140,8 +144,9 @@ class Sink(HttpSink):
         elif condition is not None:
             updated = {"type": CONDITION, "$patch": "delete"}
         else:
-            return
+            return False
         self._patch_status({"status": {"conditions": [updated]}})
+        return is_there
 
     def _patch_status(self, patch: dict[str, Any]) -> Node:
         """Patch the status of the node, and return the node."""
