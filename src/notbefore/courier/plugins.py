@@ -8,7 +8,8 @@ import sys
 from contextlib import redirect_stdout
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -16,8 +17,68 @@ from notbefore.config.extras import SINKS, check_plugin
 from notbefore.config.reading import Reader
 from notbefore.config.sinks import Messages, Plugin
 from notbefore.config.yaml_file import Places
-from notbefore.courier.sink import Sink
-from notbefore.errors import ConfigError
+from notbefore.core.message import Message
+from notbefore.courier.sink import Receipt, Sink
+from notbefore.errors import ConfigError, SendError
+
+MAX_THREAD: Final = 4_000  # characters; the outbox keeps it while the event lasts
+# of a ``Receipt`` and of a ``SendError``
+TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "thread": (str, NoneType),
+    "repeat": (int, float, NoneType),
+    "retry_after": (int, float, NoneType),
+    "permanent": (bool,),
+    "by_hand": (bool,),
+}
+
+
+class ForeignSink(Sink):
+    """A sink of another package, whose mistakes fail its own deliveries, not the courier."""
+
+    def __init__(self, plugin: str, sink: Sink) -> None:
+        self._plugin = plugin
+        self._sink = sink
+
+    def send(self, message: Message) -> Receipt:
+        """Send by the sink, and check what it returns or raises.
+
+        After a wrong return value the receiver may have accepted the message, so it is not sent
+        again.
+        """
+        try:
+            receipt = self._sink.send(message)
+        except SendError as error:
+            mistake = _mistake_in(error)
+            if mistake:
+                raise SendError(f"the sink {self._plugin} raised {mistake}: {error}") from error
+            raise
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise SendError(f"the sink {self._plugin} raised {error!r}") from error
+
+        mistake = _mistake_in(receipt)
+        if not isinstance(receipt, Receipt):
+            mistake = f"{receipt!r} instead of a Receipt"
+        if mistake:
+            raise SendError(f"the sink {self._plugin} returned {mistake}", permanent=True)
+        return receipt
+
+    def close(self) -> None:
+        """Close the sink."""
+        self._sink.close()
+
+
+def _mistake_in(result: Receipt | SendError) -> str:
+    """Return the first field of a result that has a wrong value; empty if there is none."""
+    for name, types in TYPES.items():
+        if not hasattr(result, name):
+            continue
+        value = getattr(result, name)
+        if not isinstance(value, types):
+            return f"a {type(result).__name__} with the {name} {value!r}"
+    thread = getattr(result, "thread", None)
+    if thread is not None and len(thread) > MAX_THREAD:
+        return f"a {type(result).__name__} with a thread of more than {MAX_THREAD} characters"
+    return ""
 
 
 def make(name: str, plugin: Plugin, messages: Messages) -> Sink:
@@ -32,7 +93,7 @@ def make(name: str, plugin: Plugin, messages: Messages) -> Sink:
         raise _fault(plugin, "cannot be made", error) from error
     if not isinstance(sink, Sink):
         raise ConfigError(f"the sink {plugin.name} is no notbefore.courier.sink.Sink")
-    return sink
+    return ForeignSink(plugin.name, sink)
 
 
 def settings_of(plugin: Plugin) -> Struct:

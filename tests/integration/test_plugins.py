@@ -1,0 +1,88 @@
+"""A sink of another package that breaks its contract fails its deliveries, and nothing else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from notbefore.core.message import Message
+from notbefore.courier.plugins import MAX_THREAD, ForeignSink
+from notbefore.courier.sink import Receipt, Sink
+from notbefore.errors import SendError
+from support.messages import message
+
+REBOOT = {"EventType": "Reboot"}
+
+
+class Answering(Sink):
+    """Returns or raises what a test wants."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+        self.messages: list[Message] = []
+
+    def send(self, message: Message) -> Receipt:
+        self.messages.append(message)
+        receipt: Receipt = self._answer()
+        return receipt
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    def answer() -> Any:
+        raise error
+
+    return answer
+
+
+def send_error(**fields: Any) -> SendError:
+    return SendError("the receiver refused", **fields)
+
+
+@pytest.mark.parametrize(
+    ("returned", "mistake"),
+    [
+        (None, "None instead of a Receipt"),
+        ("ok", "'ok' instead of a Receipt"),
+        (Receipt(thread=5), "a Receipt with the thread 5"),  # type: ignore[arg-type]
+        (Receipt(repeat="1m"), "a Receipt with the repeat '1m'"),  # type: ignore[arg-type]
+        (Receipt(thread="x" * (MAX_THREAD + 1)), "a Receipt with a thread of more than 4000"),
+    ],
+)
+def test_wrong_receipt_is_not_sent_again(returned: Any, mistake: str) -> None:
+    sink = ForeignSink("gotify", Answering(lambda: returned))
+
+    with pytest.raises(SendError) as refusal:
+        sink.send(message(REBOOT))
+
+    assert f"the sink gotify returned {mistake}" in str(refusal.value)
+    assert refusal.value.permanent
+
+
+@pytest.mark.parametrize(
+    ("error", "mistake"),
+    [
+        (send_error(thread=5), "raised a SendError with the thread 5: the receiver refused"),
+        (send_error(retry_after="soon"), "with the retry_after 'soon': the receiver refused"),
+        (SystemExit(3), "raised SystemExit(3)"),
+        (KeyboardInterrupt(), "raised KeyboardInterrupt()"),
+    ],
+)
+def test_wrong_error_fails_the_attempt(error: BaseException, mistake: str) -> None:
+    sink = ForeignSink("gotify", Answering(raising(error)))
+
+    with pytest.raises(SendError) as failure:
+        sink.send(message(REBOOT))
+
+    assert mistake in str(failure.value)
+    assert not failure.value.permanent
+
+
+def test_right_receipt_and_error_pass_unchanged() -> None:
+    receipt = Receipt(thread="t", repeat=60)
+    error = send_error(retry_after=5.0)
+
+    assert ForeignSink("gotify", Answering(lambda: receipt)).send(message(REBOOT)) is receipt
+    with pytest.raises(SendError) as failure:
+        ForeignSink("gotify", Answering(raising(error))).send(message(REBOOT))
+
+    assert failure.value is error
