@@ -1,5 +1,5 @@
-"""What several benchmarks need: the machine, the size of a process, an IMDS, and a receiver of
-webhooks.
+"""Parts of several benchmarks: a description of the machine, the size of a process, an IMDS, and a
+receiver of webhooks.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 
 def describe() -> str:
-    """What figures depend on: the machine, how busy it is, and the interpreter."""
+    """Describe what the figures depend on: the machine, its load and the interpreter."""
     return (
         f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python"
         f" {sys.version.split()[0]}"
@@ -24,9 +24,9 @@ def describe() -> str:
 
 
 def resident(pid: int | str = "self", what: str = "VmRSS") -> float:
-    """MiB that a process holds in memory (``VmHWM``: the most that it ever did).
+    """Return the MiB of memory that a process holds, or 0 once it has ended.
 
-    0 once it has ended.
+    ``VmHWM``: the most that it ever held.
     """
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
@@ -45,11 +45,11 @@ class _Server(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def answer(self, path: str, delivery_id: str, body: bytes) -> tuple[int, bytes] | None:
-        """The status and the body; ``None``: the connection is cut."""
+        """Return status and body; ``None``: cut the connection."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Serve no longer."""
+        """Stop serving."""
         self.shutdown()
         self.server_close()
 
@@ -59,24 +59,27 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one segment, as a server sends them that is worth measuring
+    wbufsize = -1  # send head and body in one segment, as real servers do
     server: _Server
 
     def do_GET(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length)
         delivery_id = self.headers.get("X-Notbefore-Delivery-Id", "")
-        found = self.server.answer(self.path, delivery_id, body) if len(body) == length else None
-        if found is None:  # or the client was killed before it had sent all
+        answer = None
+        if len(body) == length:  # else the client was killed before it had sent all
+            answer = self.server.answer(self.path, delivery_id, body)
+        if answer is None:
             self.close_connection = True
             return
-        self.send_response(found[0])
+        status, content = answer
+        self.send_response(status)
         self.send_header("Content-Type", "application/json; charset=utf-8")
-        if found[0] == HTTPStatus.TOO_MANY_REQUESTS:
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
             self.send_header("Retry-After", "0")
-        self.send_header("Content-Length", str(len(found[1])))
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(found[1])
+        self.wfile.write(content)
 
     do_POST = do_GET  # noqa: N815 - the name is the library's
 
@@ -88,7 +91,7 @@ class Imds(_Server):
     """The IMDS of one VM. It has no ETag, so that each poll is answered with the document."""
 
     def __init__(self, vm: str, document: Callable[[], bytes | None]) -> None:
-        """``document``: what a poll is answered with; ``None``: 500."""
+        """Answer polls with what ``document`` returns; ``None``: with status 500."""
         self.vm = vm
         self.document = document
         self.polls = 0
@@ -96,19 +99,17 @@ class Imds(_Server):
 
     def answer(self, path: str, *_: object) -> tuple[int, bytes]:
         if not path.startswith("/metadata/scheduledevents"):
-            return (
-                200,
-                json.dumps(
-                    {"compute": {"name": self.vm, "vmId": "1", "location": "here"}}
-                ).encode(),
-            )
+            metadata = {"compute": {"name": self.vm, "vmId": "1", "location": "here"}}
+            return 200, json.dumps(metadata).encode()
         self.polls += 1
-        found = self.document()
-        return (500, b"") if found is None else (200, found)
+        document = self.document()
+        if document is None:
+            return 500, b""
+        return 200, document
 
 
 class Taken(NamedTuple):
-    """A delivery that a receiver has taken, whatever it answered."""
+    """A delivery that a receiver has taken, with any answer."""
 
     delivery_id: str
     body: bytes
@@ -117,19 +118,24 @@ class Taken(NamedTuple):
 
     @property
     def record(self) -> dict[str, Any]:
-        """The body."""
-        found: dict[str, Any] = json.loads(self.body)
-        return found
+        """The decoded body."""
+        record: dict[str, Any] = json.loads(self.body)
+        return record
 
 
+# The status of each mood. Other moods (`cut`, `take and cut`, `hang`) give no answer.
 ANSWERS: Final = {"take": 200, "fail": 503, "throttle": 429, "take and say 500": 500}
-"""A status by mood. Of others (`cut`, `take and cut`, `hang`) there is no answer."""
+
+
+def take_all() -> str:
+    """Return the mood of a receiver that always accepts."""
+    return "take"
 
 
 class Receiver(_Server):
-    """A webhook. ``mood`` says what it does with the next delivery: see ``ANSWERS``."""
+    """Receives webhooks; ``mood`` returns what to do with the next delivery: see ``ANSWERS``."""
 
-    def __init__(self, mood: Callable[[], str] = lambda: "take") -> None:
+    def __init__(self, mood: Callable[[], str] = take_all) -> None:
         self.mood = mood
         self.taken: list[Taken] = []  # in order
         super().__init__()
@@ -140,4 +146,6 @@ class Receiver(_Server):
             time.sleep(1.5)
         if "take" in mood:
             self.taken.append(Taken(delivery_id, body, time.monotonic(), time.time()))
-        return (ANSWERS[mood], b"") if mood in ANSWERS else None
+        if mood in ANSWERS:
+            return ANSWERS[mood], b""
+        return None

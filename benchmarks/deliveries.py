@@ -59,8 +59,8 @@ def running(receiver: Receiver) -> Iterator[tuple[Simulator, RunningAgent]]:
 
 def show(imds: Simulator, events: int) -> None:
     """List so many new events, and nothing else."""
-    found = (item(f"E-{next(NUMBERS)}", NotBefore=FUTURE) for _ in range(events))
-    imds.set_document(body(*found, incarnation=next(INCARNATIONS)))
+    items = [item(f"E-{next(NUMBERS)}", NotBefore=FUTURE) for _ in range(events)]
+    imds.set_document(body(*items, incarnation=next(INCARNATIONS)))
 
 
 def latency() -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable  # noqa: TC003 - a benchmark needs no such block
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from _machine import describe, resident
@@ -35,30 +36,28 @@ RECORDS = "notbefore_fleet_records_total"
 
 
 def reports(events: int, vms: int, *steps: str) -> list[Record]:
-    """Every VM of a scale set reports these steps of each event, which affects one of them."""
+    """Let every VM of a scale set report these steps of each event; an event affects one VM."""
     begin = datetime.now(UTC) - timedelta(seconds=events)
-    sets = [
-        [vm(f"set{number}_{one}", scale_set=f"set{number}") for one in range(vms)]
-        for number in range(SETS)
-    ]
-    return [
-        report(
-            who,
-            step,  # type: ignore[arg-type] # of a change
-            f"E{event}",
-            at=begin + timedelta(seconds=event),
-            resources=[group[event // SETS % vms].name],
-            notice=36_000.0,
-        )
-        for event in range(events)
-        for group in (sets[event % SETS],)
-        for step in steps
-        for who in group
-    ]
+    records: list[Record] = []
+    for event in range(events):
+        scale_set = f"set{event % SETS}"
+        affected = f"{scale_set}_{event // SETS % vms}"
+        for step in steps:
+            for index in range(vms):
+                record = report(
+                    vm(f"{scale_set}_{index}", scale_set=scale_set),
+                    step,  # type: ignore[arg-type] # of a change
+                    f"E{event}",
+                    at=begin + timedelta(seconds=event),
+                    resources=[affected],
+                    notice=36_000.0,
+                )
+                records.append(record)
+    return records
 
 
 def cpu(process: int) -> float:
-    """User and system time of a process, in seconds."""
+    """Return the user and system time of a process, in seconds."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return sum(int(field) for field in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
@@ -83,31 +82,7 @@ def figures(options: argparse.Namespace) -> None:
         print(
             f"an instance, by its CPU time: {len(records) / (cpu(process) - used):,.0f} changes/s"
         )
-        beats = [
-            heartbeat_of(
-                vm(f"set{number}_{one}", scale_set=f"set{number}"),
-                (),
-                "1",
-                datetime.now(UTC),
-                300.0,
-            )
-            for number in range(SETS)
-            for one in range(options.vms)
-        ]
-        written = 0
-        seen = dict[str, int]()
-        begin = time.monotonic()
-        for turn in range(
-            round(options.seconds)
-        ):  # the heartbeats of the fleet, spread over their interval
-            send(hub, beats[turn % 300 :: 300])
-            while time.monotonic() < begin + turn + 1:
-                for path in (directory / "state" / "partitions").glob("[0-9]*"):
-                    found = path.stat() if path.name.isdigit() else None
-                    if found is not None and seen.get(path.name) != found.st_mtime_ns:
-                        seen[path.name] = found.st_mtime_ns
-                        written = written + found.st_size
-                time.sleep(0.05)
+        written = _send_heartbeats(hub, directory / "state" / "partitions", options)
         size = resident(process)
         most = resident(process, "VmHWM")
         print(
@@ -123,28 +98,58 @@ def figures(options: argparse.Namespace) -> None:
     )
 
 
+def _send_heartbeats(hub: Hub, partitions: Path, options: argparse.Namespace) -> int:
+    """Send the heartbeats of the fleet, spread over their interval of 300 s.
+
+    Returns the bytes of snapshots that the instance writes meanwhile.
+    """
+    heartbeats = []
+    for number in range(SETS):
+        for index in range(options.vms):
+            sender = vm(f"set{number}_{index}", scale_set=f"set{number}")
+            heartbeats.append(heartbeat_of(sender, (), "1", datetime.now(UTC), 300.0))
+    written = 0
+    last_change: dict[str, int] = {}  # of each snapshot
+    begin = time.monotonic()
+    for turn in range(round(options.seconds)):
+        send(hub, heartbeats[turn % 300 :: 300])
+        while time.monotonic() < begin + turn + 1:
+            for path in partitions.glob("[0-9]*"):
+                if not path.name.isdigit():  # a snapshot that is being written
+                    continue
+                status = path.stat()
+                if last_change.get(path.name) != status.st_mtime_ns:
+                    last_change[path.name] = status.st_mtime_ns
+                    written += status.st_size
+            time.sleep(0.05)
+    return written
+
+
 def faults(options: argparse.Namespace) -> None:
-    """What is lost, repeated, or out of order, fault by fault: 0 lost is wanted of each."""
+    """Count what is lost, repeated, or out of order, fault by fault; nothing may be lost."""
+    kills = fleet_faults.kills
+    stops = options.kills // 2
     scenes: dict[str, Callable[[Path], tuple[fleet_faults.Account, str]]] = {
-        "alone": lambda path: fleet_faults.kills(path, options.kills, 1),
-        "kills": lambda path: fleet_faults.kills(path, options.kills, 2, options.kills // 2),
-        "three": lambda path: fleet_faults.kills(path, options.kills, 3, options.kills // 2),
-        "store": lambda path: fleet_faults.store_away(path, options.seconds),
+        "alone": partial(kills, times=options.kills, instances=1),
+        "kills": partial(kills, times=options.kills, instances=2, stops=stops),
+        "three": partial(kills, times=options.kills, instances=3, stops=stops),
+        "store": partial(fleet_faults.store_away, seconds=options.seconds),
         "container": fleet_faults.container_deleted,
-        "hub": lambda path: fleet_faults.hub_away(path, options.seconds),
+        "hub": partial(fleet_faults.hub_away, seconds=options.seconds),
     }
     failed = False
     for name in options.only or scenes:
         with tempfile.TemporaryDirectory() as directory:
             began = time.monotonic()
-            account, said = scenes[name](Path(directory))
-            print(f"{name} ({time.monotonic() - began:.0f} s): {said}: {account.line}", flush=True)
+            account, description = scenes[name](Path(directory))
+            duration = time.monotonic() - began
+            print(f"{name} ({duration:.0f} s): {description}: {account.line}", flush=True)
             failed |= bool(account.lost or account.out_of_order or account.twice)
     sys.exit(failed)
 
 
 def worlds(options: argparse.Namespace) -> None:
-    """Random worlds with Azure's own messages: what is false, premature, twice, late or stuck."""
+    """Judge random worlds with Azure's messages: nothing is false, early, twice, late or stuck."""
     logging.disable()  # it warns of records that are not used
     failed = False
     for name, count in (("both", 3_000), ("azure", 1_000), ("late", 1_000), ("agents", 1_000)):
@@ -176,19 +181,21 @@ def main() -> None:
     )
     commands = parser.add_subparsers(required=True)
     for command, seconds in ((figures, 120.0), (faults, 60.0), (worlds, 0.0)):
-        found = commands.add_parser(command.__name__, help=command.__doc__)
-        found.add_argument(
+        arguments = commands.add_parser(command.__name__, help=command.__doc__)
+        arguments.add_argument(
             "only",
             nargs="*",
             help="faults: alone, kills, three, store, container, hub;"
             " worlds: both, azure, late, agents",
         )
-        found.add_argument("--vms", type=int, default=60, help="figures: of each of 100 scale sets")
-        found.add_argument("--kills", type=int, default=40, help="faults: how many of each")
-        found.add_argument(
+        arguments.add_argument(
+            "--vms", type=int, default=60, help="figures: of each of 100 scale sets"
+        )
+        arguments.add_argument("--kills", type=int, default=40, help="faults: how many of each")
+        arguments.add_argument(
             "--seconds", type=float, default=seconds, help="of weighing snapshots, or of a fault"
         )
-        found.set_defaults(run=command)
+        arguments.set_defaults(run=command)
     options = parser.parse_args(sys.argv[1:] or ["figures"])
     options.run(options)
 

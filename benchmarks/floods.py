@@ -142,8 +142,9 @@ def measured(
     times.sort()
     p50 = times[len(times) // 2]
     p99 = times[int(len(times) * 0.99)]
-    cells = [len(times), *(f"{one * 1e3:.0f} ms" for one in (p50, p99, times[-1])), threads, files]
-    cells += [f"{one:.1f} MiB" for one in (before, most, after)]
+    in_ms = [f"{duration * 1e3:.0f} ms" for duration in (p50, p99, times[-1])]
+    in_mib = [f"{size:.1f} MiB" for size in (before, most, after)]
+    cells = [len(times), *in_ms, threads, files, *in_mib]
     print(f"{kind:<15}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
     return times[-1] <= BAR_SECONDS and 0 < after <= before + BAR_MIB
 

@@ -101,12 +101,14 @@ class Subject:
         now = time.time()
         if now < self.away_until:
             return None
-        items = [one.item(now) for one in self.lives if one.announced <= now < one.ends]
+        items = [life.item(now) for life in self.lives if life.announced <= now < life.ends]
         if now < self.spoilt_until:
-            items = [{**one, "Resources": 17} for one in items]
+            items = [{**listed, "Resources": 17} for listed in items]
         # each beginning, start and end is a step of its own, however seldom somebody asks
-        steps = (moment for one in self.lives for moment in (one.announced, one.starts, one.ends))
-        incarnation = sum(moment is not None and moment <= now for moment in steps)
+        incarnation = 0
+        for life in self.lives:
+            for moment in (life.announced, life.starts, life.ends):
+                incarnation += moment is not None and moment <= now
         return body(*items, incarnation=incarnation)
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -160,7 +162,7 @@ class Subject:
 
         Returns the history, as the last agent left it.
         """
-        until = max(one.ends for one in self.lives) + 2
+        until = max(life.ends for life in self.lives) + 2
         while time.time() < until:
             self.disturb()
             time.sleep(self.chance.uniform(0.5, 6))

@@ -197,12 +197,10 @@ def test_drill_reports_which_sinks_were_reached(
         assert place.outbox("list") == "The outbox is empty.\n"
 
 
-def test_killed_drill_sends_nothing_and_reloaded_drill_claims_nothing(
-    imds: Simulator, hook: HttpPeer, place: Place
-) -> None:
+def test_killed_drill_expires_its_deliveries(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     hook.default = Say(503)
     config = place.write({"hook": webhook(hook.url)})
-    with RunningAgent(imds.endpoint, place.state, config) as agent, ThreadPoolExecutor() as pool:
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
         command = [
             agent.python,
             "-m",
@@ -222,8 +220,16 @@ def test_killed_drill_sends_nothing_and_reloaded_drill_claims_nothing(
 
         eventually(lambda: agent.count("expired") == 3)
 
+
+def test_drill_claims_no_result_when_a_reload_renames_its_sink(
+    imds: Simulator, hook: HttpPeer, place: Place
+) -> None:
+    hook.default = Say(503)
+    config = place.write({"hook": webhook(hook.url)})
+    with RunningAgent(imds.endpoint, place.state, config) as agent, ThreadPoolExecutor() as pool:
+        agent.listens()
         drill = pool.submit(place.drill, config, "--wait", "8s")
-        eventually(lambda: agent.count("accepted") == 6)
+        eventually(lambda: agent.count("accepted") == 3)
 
         place.write({"renamed": webhook(hook.url)})
         agent.process.send_signal(signal.SIGHUP)
