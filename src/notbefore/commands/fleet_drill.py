@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
     place, name = _place(options.match)
     config = load_configuration(options, sending=False)
     require_fleet(config)
-    drill.check_sink(config, options.sink)
     require_instance(Path(config.state.dir))
+    drill.check_sink(config, options.sink)
     vm = vm_of(place, (name,))
     routed = vm  # of an unknown place, so every route by place matches
     if options.match:
