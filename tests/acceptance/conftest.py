@@ -21,11 +21,11 @@ def imds() -> Iterator[Simulator]:
 
 @pytest.fixture
 def hook() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
+    with HttpPeer() as running:
+        yield running
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    with Hub(tmp_path) as found:
-        yield found
+    with Hub(tmp_path) as running:
+        yield running

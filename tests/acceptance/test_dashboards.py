@@ -53,8 +53,8 @@ def check(
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     needs("prometheus", "promtool")
-    with watched_fleet(tmp_path_factory.mktemp("fleet"), hours=HOURS) as found:
-        yield found
+    with watched_fleet(tmp_path_factory.mktemp("fleet"), hours=HOURS) as running:
+        yield running
 
 
 # few tests, each of many queries: those of a file may be run by several processes, and each has a

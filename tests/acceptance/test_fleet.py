@@ -77,8 +77,8 @@ def test_step_of_an_event_is_notified_once_when_three_vms_report_it(
 
 @pytest.fixture
 def blobs(tmp_path: Path) -> Iterator[Azurite]:
-    with Azurite(tmp_path) as found:
-        yield found
+    with Azurite(tmp_path) as running:
+        yield running
 
 
 def shared(directory: Path, hub: Hub, hook: HttpPeer, blobs: Azurite, **fleet: Any) -> Path:

@@ -17,8 +17,8 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def peer() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
+    with HttpPeer() as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -29,8 +29,8 @@ REBOOT = {"EventType": "Reboot"}
 
 @pytest.fixture
 def peer() -> Iterator[MailPeer]:
-    with MailPeer() as found:
-        yield found
+    with MailPeer() as running:
+        yield running
 
 
 def mails(peer: MailPeer) -> list[EmailMessage]:

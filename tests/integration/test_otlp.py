@@ -62,8 +62,8 @@ BEGUN = datetime(2026, 2, 1, tzinfo=UTC)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, Receiver]]:
-    with collected(tmp_path_factory.mktemp("rotel")) as found:
-        yield found
+    with collected(tmp_path_factory.mktemp("rotel")) as running:
+        yield running
 
 
 class Agent(Story):

@@ -25,8 +25,8 @@ REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
 
 @pytest.fixture
 def pager() -> Iterator[PagerDuty]:
-    with PagerDuty() as found:
-        yield found
+    with PagerDuty() as running:
+        yield running
 
 
 def sent(pager: PagerDuty, *messages: Message) -> None:

@@ -1,4 +1,4 @@
-"""What VMs' agents would send to the fleet's hub: pure, so that unit tests need no peer."""
+"""Records as the agents of VMs send them to the fleet's hub; unit tests need no server for them."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ OUTCOMES: dict[str, Outcome] = {"canceled": "canceled", "finished": "finished", 
 def vm(
     name: str, scale_set: str = "web", region: str = "westeurope", zone: str = "", **tags: str
 ) -> Vm:
-    """A VM whose records have all of its tags."""
+    """Return a VM whose records have all of its tags."""
     return Vm(
         name=name,
         vm_id=f"id-{name}",
@@ -44,7 +44,7 @@ def report(
     notice: float = 900.0,
     **changed: Any,
 ) -> Record:
-    """What the agent of a VM makes of a step."""
+    """Return the record of a step as the agent of a VM writes it."""
     now = datetime.now(UTC)
     first = FIRST_SEEN.get(event_id)
     if first is None or now - first > timedelta(seconds=60):
@@ -86,5 +86,5 @@ def report(
 
 
 def body(record: Record | Heartbeat, number: int = 0) -> bytes:
-    """The record as the sink `event_hub` sends it."""
+    """Return the record as the sink `event_hub` sends it."""
     return json_line(cloud_event(record, f"delivery-{number}", record.flat()))

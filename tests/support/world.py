@@ -1,9 +1,8 @@
-"""A world to observe: Azure, VMs with their clocks, and an account of what happened, which shares
-no code with ours.
+"""A world for an agent to observe, and a judge of its reports; both share no code with the agent.
 
 ``World`` plays what Azure may do with scheduled events and what may happen to a machine.
-``Account`` notes what an observer was shown, and judges each report: is it true, and was more
-certain than it says?
+``Account`` records what an agent was shown, and judges each report: is it true, and could the agent
+be more certain?
 """
 
 import random
@@ -25,7 +24,7 @@ PREFIX = "azure.scheduled_event."
 
 @dataclass
 class Happening:
-    """One event of Azure's, as it really is. Times are seconds since the world's beginning."""
+    """One event with its real course. Times are seconds since the beginning of the world."""
 
     event_id: str
     event_type: str
@@ -43,7 +42,7 @@ class Happening:
         return self.gone is None
 
     def item(self) -> dict[str, Any]:
-        """The event as Azure writes it."""
+        """Return the event as Azure writes it."""
         when = ORIGIN + timedelta(seconds=self.not_before)
         return {
             "EventId": self.event_id,
@@ -104,25 +103,35 @@ class World:
     def run(self, seconds: float) -> None:
         """Let time go by; events start and end in it as they were planned."""
         until = self.now + seconds
-        while (step := min(self._planned(), default=(until, None, ""), key=lambda one: one[0]))[
-            0
-        ] < until:
-            moment, happening, what = step
+        steps = self._planned(until)
+        while steps:
+            moment, _, event_id, field_name = min(steps)
             self.now = max(self.now, moment)
-            if happening is not None:
-                setattr(happening, what, self.now)
-                self.incarnation += 1
+            setattr(self.happenings[event_id], field_name, self.now)
+            self.incarnation += 1
+            steps = self._planned(until)
         self.now = until
 
-    def _planned(self) -> Iterator[tuple[float, Happening | None, str]]:
-        for happening in self.happenings.values():
-            if happening.listed and happening.started is None and happening.starts_at is not None:
-                yield happening.starts_at, happening, "started"
-            elif happening.listed:
-                yield happening.ends_at, happening, "gone"
+    def _planned(self, until: float) -> list[tuple[float, int, str, str]]:
+        """Return the next step of each event before a time.
+
+        A step is its time, the number of the event, its id, and the field that gets the time.
+        """
+        steps: list[tuple[float, int, str, str]] = []
+        for number, (event_id, happening) in enumerate(self.happenings.items()):
+            if not happening.listed:
+                continue
+            moment = happening.ends_at
+            field_name = "gone"
+            if happening.started is None and happening.starts_at is not None:
+                moment = happening.starts_at
+                field_name = "started"
+            if moment < until:
+                steps.append((moment, number, event_id, field_name))
+        return steps
 
     def pause(self, seconds: float, *, put_right: bool) -> None:
-        """The host stops the VM for some seconds; its clock is put right afterwards, or not."""
+        """Stop the VM for some seconds; ``put_right``: the host corrects its clock afterwards."""
         begin = self.now
         self.run(seconds)
         self.stood_still += seconds
@@ -131,10 +140,10 @@ class World:
         self.pauses.append((begin, self.now, put_right))
 
     def reboot(self, seconds: float, vm: str | None = None) -> None:
-        """The machine is down for some seconds, and comes up again: on another host, perhaps as
-        another VM's disk.
-        """
-        begin = self.pauses.pop()[0] if self.pauses and self.pauses[-1][1] == self.now else self.now
+        """Switch the machine off for some seconds; ``vm``: its disk is another VM's afterwards."""
+        begin = self.now
+        if self.pauses and self.pauses[-1][1] == self.now:
+            begin, _, _ = self.pauses.pop()  # one interruption with the pause before it
         self.run(seconds)
         self.pauses.append((begin, self.now, True))
         self.boots += 1
@@ -145,7 +154,7 @@ class World:
             self.incarnation = self.chance.randint(1, 5)
 
     def ask(self) -> list[dict[str, Any]]:
-        """What IMDS lists for the VM now."""
+        """Return what IMDS lists for the VM now."""
         if self.now - self.asked > 86_400:  # it was switched off, and begins anew
             self.incarnation = self.chance.randint(1, 3)
         self.asked = self.now
@@ -161,7 +170,7 @@ class World:
     # ---- what Azure does
 
     def announce(self) -> Happening:
-        """A new event, with a course that Azure may give it."""
+        """Announce a new event with a random course."""
         group = self.chance.choice([("a", "b"), ("c",)])
         notice = self.chance.choice([30.0, 60.0, 300.0, 900.0, 7200.0])
         resources = tuple(sorted(self.chance.sample(group, self.chance.randint(1, len(group)))))
@@ -207,7 +216,7 @@ class World:
                 return
 
     def change(self) -> None:
-        """Azure says something else of a listed event."""
+        """Change the description, the NotBefore or the resources of a listed event."""
         open_ = [
             happening
             for happening in self.happenings.values()
@@ -231,7 +240,7 @@ class World:
 
 @dataclass
 class Sight:
-    """What an observer was shown of one event, last."""
+    """What an agent was shown of one event."""
 
     at: float
     item: dict[str, Any]
@@ -256,23 +265,21 @@ class Account:
         self.move(world.vm)
 
     def move(self, vm: str) -> None:
-        """The disk is in this VM now, which was shown nothing in the meantime, and perhaps nothing
-        ever.
-        """
+        """Move the disk to this VM, which was shown nothing in the meantime."""
         self.sights = self.memories.setdefault(vm, {})
         self.last_look: float | None = None
         self.unread_before = set[str]()
         self.same_boot = True
 
     def perturb(self, *, rebooted: bool = False) -> None:
-        """Something happened that may keep an observer from being certain."""
+        """Note an incident after which an agent may be uncertain."""
         for sight in self.sights.values():
             sight.perturbed = True
         if rebooted:
             self.same_boot = False
 
     def judge(self, records: list[dict[str, Any]], name: str | None) -> None:
-        """Hold the reports that the last answer led to against what happened."""
+        """Compare the reports after the last answer with what happened."""
         for record in records:
             trouble = self._trouble(record, name)
             if trouble:
@@ -281,9 +288,9 @@ class Account:
                 self.timid.append(f"{self.world.now:.1f}: {known}: {record}")
 
     def shown(self, items: list[dict[str, Any]], unread: dict[str, bool]) -> None:
-        """The observer has now been shown this.
+        """Note what the agent has been shown.
 
-        ``unread``: EventIds, and whether the whole event could not be read.
+        ``unread``: by EventId, whether the whole event was unreadable.
         """
         now = self.world.now
         for item in items:
@@ -386,7 +393,7 @@ class Account:
                 yield f"interruption {value}, at least {self._paused_in(truth)}"
 
     def _paused_in(self, truth: Happening) -> float:
-        """The longest pause of the VM while an event was Started."""
+        """Return the longest pause of the VM while an event was Started."""
         paused = [0.0]
         for begin, end, _ in self.world.pauses:
             has_started = truth.started is not None and truth.started < end
@@ -397,10 +404,7 @@ class Account:
     # ---- was more certain?
 
     def _certain(self, record: dict[str, Any]) -> str:
-        """Why the outcome is certain to an observer who says that it is unknown.
-
-        Empty where it is not.
-        """
+        """Return why an outcome that is called unknown is certain; empty if it is not."""
         sight = self.sights.get(str(record[PREFIX + "id"]))
         if sight is None:
             return ""
