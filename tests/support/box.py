@@ -1,7 +1,4 @@
-"""An outbox, with both ends of it at hand: its owner's and a courier's.
-
-Its clock is an argument of each call.
-"""
+"""``Box``: an outbox that a test uses as its owner and as a courier; each call has the time."""
 
 import itertools
 from collections.abc import Iterable
@@ -38,7 +35,7 @@ def delivery(event_key: str = "e", sink: str = "chat", **fields: Any) -> Deliver
 
 
 def change(kind: ChangeKind, event_key: str = "e", **fields: Any) -> Change:
-    """A change of an event, as far as an outbox asks for it."""
+    """Return a change of an event with what an outbox reads of it."""
     facts: dict[str, Any] = {
         "event": event(EventId=event_key),
         "scope": "self",
@@ -51,9 +48,10 @@ def change(kind: ChangeKind, event_key: str = "e", **fields: Any) -> Change:
 
 
 class Box:
-    """``patience``: seconds for which what is given waits to be written.
+    """Wraps an outbox.
 
-    ``removed``: what found no room.
+    ``patience``: seconds for which a delivery waits until it is written. ``removed``: deliveries
+    that found no room.
     """
 
     def __init__(self, bounds: Bounds = OF_AN_AGENT, patience: float = 0.0) -> None:
@@ -88,17 +86,18 @@ class Box:
 
     @property
     def counts(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for (_, name), count in self.outbox.rows.ledger.counts.items():
-            found[name] = found.get(name, 0) + count
-        return found
+        """How many deliveries had each result."""
+        totals: dict[str, int] = {}
+        for (_, result), count in self.outbox.rows.ledger.counts.items():
+            totals[result] = totals.get(result, 0) + count
+        return totals
 
     def count(self, result: str) -> int:
         return self.counts.get(result, 0)
 
 
 def rows_of(store: Store) -> list[Delivery]:
-    """What is in the outbox of an agent, oldest first."""
+    """Return the deliveries in the outbox of an agent, oldest first."""
     with store.opened() as (outbox, _):
         return outbox.rows.chosen()
 
@@ -107,13 +106,16 @@ def ids(deliveries: Iterable[Delivery]) -> list[str]:
     return [delivery.delivery_id for delivery in deliveries]
 
 
-def accepted(one: Delivery, **fields: Any) -> SendResult:
-    return SendResult(one.delivery_id, "accepted", **fields)
+def accepted(sent: Delivery, **fields: Any) -> SendResult:
+    """Return the result of a delivery that the receiver accepted."""
+    return SendResult(sent.delivery_id, "accepted", **fields)
 
 
-def failed(one: Delivery, **fields: Any) -> SendResult:
-    return SendResult(one.delivery_id, "failed", **fields)
+def failed(sent: Delivery, **fields: Any) -> SendResult:
+    """Return the result of a delivery that failed and is tried again."""
+    return SendResult(sent.delivery_id, "failed", **fields)
 
 
-def refused(one: Delivery, **fields: Any) -> SendResult:
-    return SendResult(one.delivery_id, "refused", **fields)
+def refused(sent: Delivery, **fields: Any) -> SendResult:
+    """Return the result of a delivery that the receiver refused for good."""
+    return SendResult(sent.delivery_id, "refused", **fields)

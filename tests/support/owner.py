@@ -1,6 +1,6 @@
-"""An owner of an outbox for a courier: in memory, on a clock that a test may move.
+"""``Owner``: an outbox in memory for a courier, on a clock that a test may move.
 
-And a courier in this process.
+``CourierHere`` runs couriers as threads of this process.
 """
 
 import select
@@ -31,7 +31,7 @@ RECORD = message().line
 
 
 class Owner(StoredOutbox):
-    """What it is asked and answers is kept. It is its own clock."""
+    """Keeps what couriers asked and got. It is its own clock."""
 
     boot_id = ""
     time = staticmethod(time.time)
@@ -48,10 +48,7 @@ class Owner(StoredOutbox):
         return time.monotonic() + self.ahead
 
     def add(self, *ids: str, sink: str = "chat", event: str = "", **fields: object) -> None:
-        """Have these delivered.
-
-        Each is of an event of its own, where ``event`` does not say which.
-        """
+        """Add deliveries with these ids; each is of ``event``, or else of an event of its own."""
         wall = time.time()
         due: dict[str, object] = {
             "created": wall,
@@ -60,11 +57,11 @@ class Owner(StoredOutbox):
             "record": RECORD,
             **fields,
         }
-        made = [
+        added = [
             delivery(event or f"e-{delivery_id}", sink, delivery_id=delivery_id, **due)
             for delivery_id in ids
         ]
-        self.put(made)
+        self.put(added)
 
     def exchange(
         self, results: Iterable[SendResult], limits: Mapping[str, int]
@@ -85,28 +82,32 @@ class Owner(StoredOutbox):
 
     @property
     def left(self) -> dict[str, str]:
-        """What is in the outbox: states by id."""
+        """The states of the deliveries in the outbox, by id."""
         return {row.delivery_id: row.state for row in self.rows}
 
 
 def serve(
     couriers: Sequence[Supervisor], reached: Callable[[], object], seconds: float = PATIENCE
 ) -> None:
-    """Do what a main thread does for its courier, until this is so."""
+    """Do what a main thread does for its couriers, until ``reached`` returns true."""
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline, "it did not come to pass"
-        read = [one for courier in couriers for one in courier.watched[0]]
-        unsent = [one for courier in couriers for one in courier.watched[1]]
-        select.select(read, unsent, [], min(0.1, *(courier.patience for courier in couriers)))
+        readable: list[FrameSocket] = []
+        writable: list[FrameSocket] = []
+        patience = 0.1
+        for courier in couriers:
+            reads, writes = courier.watched
+            readable += reads
+            writable += writes
+            patience = min(patience, courier.patience)
+        select.select(readable, writable, [], patience)
         for courier in couriers:
             courier.tick()
 
 
 class CourierHere:
-    """A supervisor whose couriers are threads of this process: it starts and ends them in
-    ``until``.
-    """
+    """Has a supervisor whose couriers are threads of this process, which ``until`` drives."""
 
     pid = 0  # for the supervisor, each courier is this process
 
@@ -140,19 +141,19 @@ class CourierHere:
         frames.close()
 
     def kill(self) -> None:
-        """Its socket is closed before."""
+        """Do nothing: the supervisor has closed the socket, which ends the thread."""
 
     def wait(self, _seconds: float) -> int:
         return -9
 
     @property
     def replaced(self) -> bool:
-        """A courier was, since a sink has hung."""
+        """Whether a courier was replaced because a sink hung."""
         return "hung" in self.supervisor.figures.starts
 
     def until(self, reached: Callable[[], object]) -> None:
         serve([self.supervisor], reached)
 
     def to_end(self) -> None:
-        """Let it do what is due."""
+        """Let the courier do everything that is due."""
         self.until(lambda: self.owner.next_due() > 0 and not self.owner.under_way())

@@ -1,4 +1,6 @@
-"""An agent's state and tracker on a real state file, and clocks that a test sets."""
+"""``Tracking``: an agent's state and tracker on a real state file; ``SteppedClock``: clocks that a
+test sets.
+"""
 
 import json
 from datetime import datetime, timedelta
@@ -41,8 +43,9 @@ class SteppedClock(Clock):
         return format_datetime(self.true.replace(microsecond=0), usegmt=True)
 
     def go(self, seconds: float, *, booted: float | None = None) -> None:
-        """On all of them; other seconds on the one since the boot, where they are given."""
-        booted = seconds if booted is None else booted
+        """Move all clocks; ``booted``: other seconds for the clock since the boot."""
+        if booted is None:
+            booted = seconds
         self.true += timedelta(seconds=max(seconds, booted))
         self.wall += timedelta(seconds=seconds)
         self.booted += booted
@@ -54,7 +57,7 @@ def runtime_of(config: Config) -> Published[Runtime]:
 
 
 class Tracking:
-    """A tracker with all that it stands on; its records are kept in ``said``."""
+    """Has a tracker with its state, store and meter; its records are in ``said``."""
 
     def __init__(self, directory: Path, clock: Clock, config: Config | None = None) -> None:
         self.said: list[dict[str, Any]] = []
@@ -94,7 +97,7 @@ class Tracking:
         return ListedEvents(self.known, self.state.instant())
 
     def certain(self, key: str) -> bool:
-        """Whether an event may be approved, as far as IMDS's answers go."""
+        """Return whether IMDS's answers let the agent approve an event."""
         return self.listed.certain(key, self.runtime.current)
 
     def close(self) -> None:
