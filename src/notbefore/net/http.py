@@ -102,7 +102,7 @@ class Http:
     def _reason(self, error: Exception) -> str:
         """Return what went wrong, without the address."""
         if self._deadline.passed:
-            return f"no complete answer within {self._deadline.seconds:g} s"
+            return f"no complete answer within {round(self._deadline.seconds, 2):g} s"
         cause = innermost_cause(error)
         if isinstance(error, requests.exceptions.ProxyError):
             return f"the proxy: {cause}"

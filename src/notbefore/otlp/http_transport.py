@@ -79,7 +79,7 @@ class HttpTransport:
         if isinstance(self._outcome, PartialSuccess):
             return self._outcome
         if self._deadline.passed:
-            raise SendError(f"no complete answer within {self._deadline.seconds:g} s")
+            raise SendError(f"no complete answer within {round(self._deadline.seconds, 2):g} s")
         if self._outcome is not None:
             raise self._outcome
         raise SendError(self._adapter.failure or NO_REASON)
