@@ -32,10 +32,10 @@ def target_of(name: str, title: str, kind: str, ref: str = "") -> dict[str, Any]
         for panel in BOARDS[name]["panels"]
         if (panel["title"], panel["type"]) == (title, kind)
     )
-    found: dict[str, Any] = next(
+    target: dict[str, Any] = next(
         target for target in panel["targets"] if ref in ("", target["refId"])
     )
-    return found
+    return target
 
 
 def check(
@@ -144,10 +144,10 @@ def test_single_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
     )
 
     def failing() -> list[tuple[str, str | None]]:
-        found = series(
+        rows = series(
             prometheus, target_of("fleet", "Silent or failing agents", "table"), EVERYTHING
         )
-        return sorted((one["labels"]["problem"], one["labels"].get("name")) for one in found)
+        return sorted((row["labels"]["problem"], row["labels"].get("name")) for row in rows)
 
     wanted = [
         ("IMDS does not answer", "EastUS_2"),
@@ -207,10 +207,10 @@ def test_event_of_a_silent_vm_is_shown_while_others_see_it(
 
 def test_annotations_of_a_vm_are_its_own_events(prometheus: Prometheus) -> None:
     for annotation in BOARDS["vm"]["annotations"]["list"]:
-        found = eventually(
+        rows = eventually(
             lambda: series(prometheus, annotation["target"], {**EVERYTHING, "vm": "db-a"})
         )
-        assert LOST not in {one["labels"]["event_id"] for one in found}
+        assert LOST not in {row["labels"]["event_id"] for row in rows}
 
 
 def test_event_is_counted_once_when_several_vms_report_it(prometheus: Prometheus) -> None:
@@ -221,13 +221,13 @@ def test_event_is_counted_once_when_several_vms_report_it(prometheus: Prometheus
     check(prometheus, {**EVERYTHING, "vm": "|".join(LIVE)}, ("fleet", "Events listed now", 3))
 
     def reported(vm: str) -> float:
-        found = series(
+        rows = series(
             prometheus,
             target_of("fleet", "Notice that Azure gave", "heatmap"),
             {**EVERYTHING, "vm": vm},
         )
         highest: float = max(
-            value for one in found if one["labels"]["le"] == "+Inf" for value in one["values"]
+            value for row in rows if row["labels"]["le"] == "+Inf" for value in row["values"]
         )
         return highest
 

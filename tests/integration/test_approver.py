@@ -90,14 +90,14 @@ class World:
 
         The seconds that each decision waited for the next.
         """
-        found = []
+        waits = []
         for _ in range(most):
             wait = self.approver.decide()
             if self.reason:
                 break
-            found.append(wait)
+            waits.append(wait)
             self.wait(wait, document)
-        return found
+        return waits
 
     def by_hand(self, reason: str = "", *, without_resources: bool = False) -> ControlReply:
         """What an operator is answered, who approves the event as it is listed."""
@@ -123,11 +123,11 @@ class World:
     def ends(self) -> list[dict[str, Any]]:
         """The records of approvals."""
         prefix = re.compile(r"azure\.scheduled_event\.(approval\.)?")
-        found = [
+        records = [
             {prefix.sub("", name): value for name, value in record.items()}
             for record in self.agent.said
         ]
-        return [one for one in found if "approv" in one["change"]]
+        return [record for record in records if "approv" in record["change"]]
 
     @property
     def reason(self) -> str:
@@ -143,22 +143,22 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with Simulator((ME, PEER)) as imds:
-        found = World(imds, tmp_path)
+        world = World(imds, tmp_path)
         write_attempt = AgentState.write_attempt
 
         def watched(
             state: AgentState, attempt: ApprovalAttempt, change: Change | None = None
         ) -> bool:
             written = write_attempt(state, attempt, change)
-            act = found.after_write
-            found.after_write = lambda: None
+            act = world.after_write
+            world.after_write = lambda: None
             act()
             return written
 
         monkeypatch.setattr(AgentState, "write_attempt", watched)
         monkeypatch.setattr("notbefore.agent.approver.CONFIRM_TIMEOUT", PATIENCE)
-        yield found
-        found.agent.close()
+        yield world
+        world.agent.close()
 
 
 def test_event_named_by_a_rule_is_approved_once(

@@ -92,16 +92,18 @@ def fleet() -> Objects:
 
 def by_name(texts: Iterable[str]) -> Objects:
     objects = [one for text in texts for one in yaml.safe_load_all(text) if one]
-    found = {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in objects}
-    assert len(found) == len(objects)
-    return found
+    manifests = {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in objects}
+    assert len(manifests) == len(objects)
+    return manifests
 
 
 def pods_of(objects: Objects) -> Any:
-    (found,) = (
-        one["spec"] for (kind, _), one in objects.items() if kind in ("DaemonSet", "Deployment")
+    (spec,) = (
+        manifest["spec"]
+        for (kind, _), manifest in objects.items()
+        if kind in ("DaemonSet", "Deployment")
     )
-    return found
+    return spec
 
 
 def config_of(values: dict[str, Any]) -> str:
@@ -137,8 +139,8 @@ def test_manifests_are_valid_for_the_kubernetes_versions_of_aks(
 
 
 def test_chart_renders_every_value() -> None:
-    found = rendered(EVERYTHING)
-    pod = found["DaemonSet", "notbefore"]["spec"]["template"]
+    manifests = rendered(EVERYTHING)
+    pod = manifests["DaemonSet", "notbefore"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
 
     assert container["image"] == "registry.example.org/notbefore@sha256:" + "0" * 64
@@ -151,13 +153,13 @@ def test_chart_renders_every_value() -> None:
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
 
     assert volumes["secrets"]["secret"]["secretName"] == "mine"
-    assert found["Secret", "mine"]["stringData"] == {"slack-url": "https://hooks.example.org/x"}
+    assert manifests["Secret", "mine"]["stringData"] == {"slack-url": "https://hooks.example.org/x"}
     assert [source["secret"]["name"] for source in volumes["web"]["projected"]["sources"]] == [
         "notbefore-web",
         "own",
     ]
 
-    monitor = found["PodMonitor", "notbefore"]
+    monitor = manifests["PodMonitor", "notbefore"]
 
     assert monitor["metadata"]["namespace"] == "kube-system"
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["notbefore"]}
@@ -167,7 +169,7 @@ def test_chart_renders_every_value() -> None:
     assert endpoint["tlsConfig"]["ca"] == {
         "secret": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}
     }
-    assert not [kind for kind, _ in found if kind in ("Certificate", "Issuer", "NetworkPolicy")]
+    assert not [kind for kind, _ in manifests if kind in ("Certificate", "Issuer", "NetworkPolicy")]
 
 
 def test_chart_mounts_secrets_that_it_does_not_create() -> None:
@@ -270,15 +272,15 @@ def test_chart_refuses_values_that_cannot_work(values: dict[str, Any], said: str
 
 
 def test_chart_contains_the_rules_and_dashboards_of_the_project() -> None:
-    found = rendered(EVERYTHING)
+    manifests = rendered(EVERYTHING)
     rules = (CONFIG / "prometheus" / "notbefore.rules.yml").read_text(encoding="utf-8")
 
-    assert found["PrometheusRule", "notbefore"]["spec"] == yaml.safe_load(rules)
+    assert manifests["PrometheusRule", "notbefore"]["spec"] == yaml.safe_load(rules)
 
     maps = [
-        one
-        for one in found.values()
-        if one["metadata"].get("labels", {}).get("grafana_dashboard") == "1"
+        manifest
+        for manifest in manifests.values()
+        if manifest["metadata"].get("labels", {}).get("grafana_dashboard") == "1"
     ]
     held = {key: json.loads(text) for manifest in maps for key, text in manifest["data"].items()}
     boards = sorted((ROOT / "dashboards").glob("*.json"))
@@ -437,19 +439,19 @@ def test_pods_run_without_privileges_and_match_their_selectors(name: str) -> Non
 
 
 def test_fleet_manifests_share_snapshots_and_pass_the_restricted_policy() -> None:
-    found = fleet()
+    manifests = fleet()
     name = "notbefore-fleet"
-    pods = found["Deployment", name]["spec"]
+    pods = manifests["Deployment", name]["spec"]
     (container,) = pods["template"]["spec"]["containers"]
 
     assert (
-        found["Namespace", name]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        manifests["Namespace", name]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
         == "restricted"
     )
-    assert found["PodDisruptionBudget", name]["spec"]["selector"] == pods["selector"]
+    assert manifests["PodDisruptionBudget", name]["spec"]["selector"] == pods["selector"]
     assert (
         pods["template"]["spec"]["serviceAccountName"]
-        == found["ServiceAccount", name]["metadata"]["name"]
+        == manifests["ServiceAccount", name]["metadata"]["name"]
     )
 
     probed = {
@@ -457,7 +459,9 @@ def test_fleet_manifests_share_snapshots_and_pass_the_restricted_policy() -> Non
         for probe in ("startup", "liveness", "readiness")
     }
     assert probed == {container["ports"][0]["name"]}
-    assert yaml.safe_load(found["ConfigMap", name]["data"]["notbefore.yml"])["fleet"]["checkpoints"]
+    assert yaml.safe_load(manifests["ConfigMap", name]["data"]["notbefore.yml"])["fleet"][
+        "checkpoints"
+    ]
 
     typed = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     assert set(re.findall(r"kubectl -n (\S+)", typed)) == {"notbefore", name}

@@ -50,15 +50,15 @@ def owner() -> Owner:
 @pytest.fixture
 def start(owner: Owner) -> Iterator[Start]:
     """Makes a supervisor whose courier is ended with the test."""
-    found: list[Supervisor] = []
+    supervisors: list[Supervisor] = []
 
     def make(orders: Orders, whose: Owner = owner, **options: Any) -> Supervisor:
-        found.append(Supervisor(orders, whose, **options))
-        return found[-1]
+        supervisors.append(Supervisor(orders, whose, **options))
+        return supervisors[-1]
 
     yield make
-    for one in found:
-        one.stop(AT_ONCE)
+    for started in supervisors:
+        started.stop(AT_ONCE)
 
 
 def sinks(**scripts: str) -> dict[str, SinkConfig]:
@@ -504,9 +504,9 @@ def test_courier_gets_no_secrets_of_the_environment(monkeypatch: pytest.MonkeyPa
 
     assert orders == Orders(**told, log_format="json", log_level="debug", hidden=("TOKEN",))
 
-    found = environment(orders)
-    assert not {*names} & found.keys()
-    assert found["HTTPS_PROXY"] == "x"
+    variables = environment(orders)
+    assert not {*names} & variables.keys()
+    assert variables["HTTPS_PROXY"] == "x"
 
 
 # ---- another package

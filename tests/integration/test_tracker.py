@@ -130,20 +130,20 @@ class Agents:
 
     def kinds(self, event_id: str = ID) -> list[str]:
         """The changes of an event."""
-        found = [record for record in self.said if record["azure.scheduled_event.id"] == event_id]
-        return [one["azure.scheduled_event.change"] for one in found]
+        records = [record for record in self.said if record["azure.scheduled_event.id"] == event_id]
+        return [record["azure.scheduled_event.change"] for record in records]
 
     def last(self, *names: str, event_id: str = ID) -> tuple[Any, ...]:
-        found = [record for record in self.said if record["azure.scheduled_event.id"] == event_id]
-        return tuple(found[-1].get(f"azure.scheduled_event.{name}") for name in names)
+        records = [record for record in self.said if record["azure.scheduled_event.id"] == event_id]
+        return tuple(records[-1].get(f"azure.scheduled_event.{name}") for name in names)
 
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[Agents]:
     clock = SteppedClock()
-    found = Agents(tmp_path, clock)
-    yield found
-    found.die()
+    agents = Agents(tmp_path, clock)
+    yield agents
+    agents.die()
 
 
 def test_last_answer_is_known_after_a_kill_with_an_unchanged_list(
