@@ -326,6 +326,18 @@ def test_check_config_prints_all_mistakes_as_lines(
     assert places_and_keys == [[f"{path}:{line}:{column}", key] for line, column, key in MISTAKES]
 
 
+@pytest.mark.usefixtures("log_as_before")
+def test_check_config_without_a_sink_has_no_text_to_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "messages: {title: 'Mind: {{ title }}'}\n")
+
+    exit_code = main(["check-config", "--render", "--", str(path)])
+
+    assert exit_code == 2
+    assert "this configuration has no sink" in capsys.readouterr().err
+
+
 HUB = "hub: {connection_string: 'Endpoint=sb://a/;SharedAccessKey=b;EntityPath=c'}"
 
 

@@ -109,8 +109,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _show(config: Config, sink: str, *, as_json: bool) -> int:
     """Print what each sink, or the one with this name, sends about the sample events."""
+    if not config.sinks:
+        raise ConfigError(
+            "--render: this configuration has no sink, so there is no text to show. The file stands"
+            " before --render: check-config CONFIG --render [SINK]"
+        )
     if sink and sink not in config.sinks:
-        all_sinks = ", ".join(config.sinks) or "none"
+        all_sinks = ", ".join(config.sinks)
         raise ConfigError(f"--render: there is no sink {sink!r} (known: {all_sinks})")
     names = list(config.sinks)
     if sink:
