@@ -421,22 +421,35 @@ def test_missing_bcrypt_is_named_with_the_extra_to_install(
 
 
 @pytest.fixture
-def without_tls(place: Place) -> Iterator[HttpServer]:
-    """A listener with passwords and without TLS."""
-    with serving(place.write(users=HASHES, tls=None)) as server:
+def access(place: Place) -> Access:
+    """Access with passwords and without TLS."""
+    path = place.write(users=HASHES, tls=None)
+    return Access(Server(web_config_file=path))
+
+
+@pytest.fixture
+def without_tls(access: Access) -> Iterator[HttpServer]:
+    """A listener with this access."""
+    server = HttpServer(Server(listen="127.0.0.1:0"), Shown().app, access)
+    server.start()
+    try:
         yield server
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(
     ("user", "password"), [("prometheus", "correct horse"), ("browser", "größer")]
 )
-def test_right_password_is_accepted(without_tls: HttpServer, user: str, password: str) -> None:
+def test_right_password_is_accepted(
+    without_tls: HttpServer, access: Access, user: str, password: str
+) -> None:
     status, headers, body = ask(without_tls, "/api/v1/events", Authorization=basic(user, password))
 
     assert status == 200
     assert body == json_line(NOTHING_PENDING)
     assert "WWW-Authenticate" not in headers
-    assert without_tls.auth_failures == 0
+    assert access.auth_failures == 0
 
 
 def test_any_host_name_is_accepted_with_a_password(without_tls: HttpServer) -> None:
@@ -458,21 +471,25 @@ WRONG_LOGINS = {
 
 
 @pytest.mark.parametrize("login", WRONG_LOGINS)
-def test_wrong_login_is_refused_and_counted(without_tls: HttpServer, login: str) -> None:
+def test_wrong_login_is_refused_and_counted(
+    without_tls: HttpServer, access: Access, login: str
+) -> None:
     status, headers, body = ask(without_tls, "/api/v1/events", Authorization=WRONG_LOGINS[login])
 
     assert status == 401
     assert "WWW-Authenticate" in headers
     assert body != json_line(NOTHING_PENDING)
-    assert without_tls.auth_failures == 1
+    assert access.auth_failures == 1
 
 
-def test_request_without_a_login_is_refused_and_not_counted(without_tls: HttpServer) -> None:
+def test_request_without_a_login_is_refused_and_not_counted(
+    without_tls: HttpServer, access: Access
+) -> None:
     status, headers, _ = ask(without_tls, "/api/v1/events")
 
     assert status == 401
     assert "WWW-Authenticate" in headers
-    assert without_tls.auth_failures == 0  # a browser asks without a password first
+    assert access.auth_failures == 0  # a browser asks without a password first
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])

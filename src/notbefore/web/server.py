@@ -107,14 +107,6 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     @property
-    def auth_failures(self) -> int | None:
-        """Requests with a wrong user or password since the start.
-
-        ``None`` if no password is needed.
-        """
-        return self._access.auth_failures
-
-    @property
     def url(self) -> str:
         """The URL for this machine."""
         return local_url(*self.address, tls=self._access.present().context is not None)
