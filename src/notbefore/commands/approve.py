@@ -72,8 +72,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def approve(options: argparse.Namespace, directory: Path) -> int:
-    """Ask the owner of a state directory to show the event, and to approve it; the rest is as in
-    ``run``.
+    """Ask the owner of a state directory to show the event, and to approve it.
+
+    Result and errors are those of ``run``.
     """
     expected: Record | None = None
     if options.unchanged is not None:
@@ -120,8 +121,9 @@ def _read_record(path: str) -> Record:
 
 
 def _facts(event: Record | PendingEvent) -> tuple[object, ...]:
-    """Return the facts that an operator approves: the event, its effect, the affected VMs, the
-    expected interruption.
+    """Return the facts that an operator approves.
+
+    They are the event, its effect, the affected VMs and the expected interruption.
     """
     return (
         event.event_id.casefold(),

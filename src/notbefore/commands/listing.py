@@ -1,6 +1,4 @@
-"""``Listing``: the listed events that an agent knows, or the events of a fleet, as commands show
-them.
-"""
+"""``Listing``: the events of an agent or of a fleet, as commands show them."""
 
 from typing import Any, Final, NamedTuple
 

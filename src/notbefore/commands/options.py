@@ -202,9 +202,7 @@ def table_lines(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[
 
 
 def due(left: float | None) -> str:
-    """Return the time to NotBefore, for a table column: ``in 14m05s``, ``43s ago``, ``-`` if
-    unknown.
-    """
+    """Return the time to NotBefore for a table: ``in 14m05s``, ``43s ago``, ``-`` if unknown."""
     if left is None:
         return "-"
     text = span(round(abs(left)))

@@ -38,8 +38,8 @@ class WatchedList(Struct, frozen=True):
 def watch(client: AgentClient, *, fleet: bool, as_json: bool) -> NoReturn:
     """Show the events, again and again.
 
-    Raises ``NotBeforeError`` if there is no answer at the first time. Later it is shown: an agent
-    may restart.
+    Raises ``NotBeforeError`` if the first question is not answered. Later, it shows the error and
+    continues, because an agent may restart.
     """
     view: _Screen | _Objects | _Lines = _Lines()
     if as_json:
@@ -103,10 +103,10 @@ class _Lines:
         """Print the differences to the last listing."""
         if listing.problem != self._problem:
             self._problem = listing.problem
-            state = "it is known again what is scheduled"
+            knowledge = "it is known again what is scheduled"
             if listing.problem:
-                state = f"{UNKNOWN}: {listing.problem}"
-            sys.stderr.write(f"notbefore: {escaped(state)}\n")
+                knowledge = f"{UNKNOWN}: {listing.problem}"
+            sys.stderr.write(f"notbefore: {escaped(knowledge)}\n")
 
         rows = _rows(listing)
         for event_id, row in rows.items():

@@ -95,8 +95,9 @@ def _is_used(sink: str, routes: Iterable[Route]) -> bool:
 
 
 def _plain_secrets(config: Config, places: Places) -> Iterator[Finding]:
-    """Yield each key whose secret is plain text in the file, except public headers, and webhook
-    addresses that contain no key.
+    """Yield each key whose secret is plain text in the file.
+
+    Public headers and webhook addresses without a key are no secrets.
     """
     for key, secret in secrets_in(config).items():
         is_in_file = secret.source == "inline" and places.nearest(key).line > 0

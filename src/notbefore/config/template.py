@@ -1,7 +1,6 @@
-"""``Template``: a text of the user's in Jinja2's language. It is sandboxed, and bounded in time and
-size.
+"""``Template``: a user's text in Jinja2's language, sandboxed and bounded in time and size.
 
-It is imported only where there are templates: Jinja2 takes 2 MB and 0.1 s.
+The module is imported only where there are templates: Jinja2 takes 2 MB and 0.1 s.
 
 The bounds hold between the parts of a text and between the passes of loops. A single expression is
 not interrupted: see docs/templates.md.

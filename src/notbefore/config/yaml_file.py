@@ -44,8 +44,9 @@ class Places(dict[str, ConfigPlace]):
     """The place of each dotted path; "" is the path of the whole configuration."""
 
     def nearest(self, path: str) -> ConfigPlace:
-        """Return the place of a path, else of the nearest section around it, else of the whole
-        configuration.
+        """Return the place of a path, or of the nearest section around it.
+
+        Without such a section, it is the place of the whole configuration.
         """
         candidate = path
         while candidate and candidate not in self:

@@ -54,8 +54,9 @@ class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
 
 
 def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) for each event type or source that Azure does not document: it matches no
-    event today.
+    """Yield (key, text) for each event type or source that Azure does not document.
+
+    It matches no event today.
     """
     for text in _unknown_among(match.event_type, EVENT_TYPES):
         yield "event_type", text
@@ -149,8 +150,7 @@ class Decision(Struct, frozen=True):
 
 
 def content_of(tracked: TrackedEvent) -> str:
-    """Return a text that identifies an event together with its content: everything that Azure can
-    change.
+    """Return a text that identifies an event and its content, which Azure can change.
 
     An event that disappears and comes back with the same NotBefore has the same text; without a
     NotBefore, another.
@@ -174,10 +174,9 @@ def unreadable(tracked: TrackedEvent, *, flawed: bool) -> str:
 def judge(
     policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool = False
 ) -> Decision:
-    """Return what the rules say about an event on the VM named ``vm``, regardless of the switches
-    and the time.
+    """Return what the rules say about an event on the VM named ``vm``.
 
-    ``flawed``: a part of the event could not be read.
+    The switches and the time do not matter. ``flawed``: a part of the event could not be read.
     """
     if tracked.event.is_advice:
         return Decision("leave", ADVICE)

@@ -1,7 +1,7 @@
-"""``plan`` says what is to be done about the approval of one listed event, and why. Pure.
+"""``plan`` decides the next action in the approval of one listed event, and says why. Pure.
 
-The approver carries out this plan, and the page, ``notbefore events`` and the JSON interface show
-it. So they show what will happen, also while approval is off.
+The approver carries out the plan. The page, ``notbefore events`` and the JSON interface show the
+same plan, also while approval is off.
 """
 
 from datetime import datetime
@@ -28,7 +28,7 @@ class Switches(Struct, frozen=True):
     """Whether approvals are sent."""
 
     off: str = ""  # why none is sent, in words; empty if they are sent
-    dry_run: bool = False  # ``off`` is only that: what would be sent is recorded
+    dry_run: bool = False  # ``off`` is this dry run: the request that would be sent is recorded
 
 
 class ApprovalPlan(Struct, frozen=True):
@@ -62,9 +62,9 @@ def plan(
     now: datetime,
     flawed: bool,
 ) -> ApprovalPlan:
-    """Return what is to be done about an event on the VM named ``vm``.
+    """Return the plan for an event on the VM named ``vm``.
 
-    ``attempt``: what was done about it so far. ``flawed``: a part of it could not be read.
+    ``attempt``: what was done about the event so far. ``flawed``: a part of it could not be read.
     """
     decision = judge(policy, tracked, vm, flawed=flawed)
     not_before = tracked.event.not_before
@@ -96,7 +96,7 @@ def _action(
         return "continue"
     if attempt is not None and attempt.is_carried_out(tracked, step):
         return "done"
-    # what was done while it was Scheduled says more than that it is not any more
+    # the result of an attempt says more than that the event is no longer Scheduled
     if attempt is not None and tracked.event.event_status != SCHEDULED:
         return "done"
     if decision.action == "leave" and decision.skipped is None:
@@ -109,7 +109,7 @@ def _action(
         return "skip"
     if not switches.off:
         return "approve"
-    # in a dry run, it is not known whether the VMs before this one would have approved
+    # a dry run cannot know whether the VMs before this one would have approved
     if is_silent or decision.predecessors:
         return "off"
     return "dry_run"

@@ -281,9 +281,7 @@ class Record(BaseRecord, StepProperties, frozen=True, kw_only=True, rename=_attr
 
     @property
     def has_begun(self) -> bool:
-        """Whether some of a wave's events have started or are over, and others are still
-        to come.
-        """
+        """Whether some of a wave's events have started or are over, and others have not."""
         return self.events_to_come > 0 and self.events_to_come != self.fleet_events
 
     @property

@@ -253,9 +253,7 @@ def severity_at_once(change: Change) -> Severity:
 
 
 def route_by_sink(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
-    """Return the sinks that this VM sends a change to, each with the first route that
-    leads there.
-    """
+    """Return the sinks that this VM sends a change to, each with the first route to it."""
     routes = _notifying_routes(change, routing, vm)
     if _is_end_of_vanished_peer(change):
         for sink, route in _closing_routes(change, routing, vm or Vm()).items():

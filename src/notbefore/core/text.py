@@ -69,8 +69,9 @@ def natural(name: str) -> tuple[list[str | int], str]:
 
 
 def one_of(word: str, names: Collection[str]) -> str:
-    """Return the end of a sentence about an unknown word: ``: did you mean 'Reboot'? Expected one
-    of Reboot``.
+    """Return the end of a sentence about an unknown word.
+
+    For example ``: did you mean 'Reboot'? Expected one of Reboot``.
     """
     by_folded = {name.casefold(): name for name in names}
     near = get_close_matches(word.casefold(), by_folded, n=1)

@@ -1,6 +1,6 @@
 """Sinks of other packages: entry points of the group ``notbefore.sinks``.
 
-Only the courier and ``check-config`` import them. Whatever they do, the agent goes on.
+Only the courier and ``check-config`` import them, so their failures do not stop the agent.
 """
 
 import os

@@ -1,11 +1,12 @@
-"""``SlackBot``: one message of Slack for each event, which shows its present state, and a reply in
-its thread for each step.
+"""``SlackBot`` keeps one Slack message for each event, with a reply in its thread for each change.
 
-The message is posted at the first step and updated at each later one. A critical step that updates
-it is also shown in the channel, because Slack notifies no one of an update.
+The message shows the present state of the event: the bot posts it at the first change and updates
+it at each later one. Slack notifies no one of an update, so the reply about a critical change is
+also shown in the channel.
 
-A step is two requests: an update, which may be repeated, then the reply. Only the first step posts
-twice; if its reply fails, the error has the message, and the next attempt continues there.
+A change takes two requests: the update, which may be repeated, then the reply. At the first change
+both are posts. If that reply fails, the error contains the thread, and the next attempt continues
+there.
 """
 
 import logging
@@ -25,8 +26,9 @@ from notbefore.courier.sink import Receipt
 from notbefore.errors import SendError
 from notbefore.net.http import Http
 
-# a message that cannot be updated any more: deleted, too old for the workspace's rules, of another
-# bot, or in a channel that the bot has left. The step opens another one
+# errors for a message that cannot be updated any more: it was deleted, is too old for the
+# workspace's rules, is of another bot, or is in a channel that the bot has left. The bot opens
+# another message
 GONE: Final = frozenset(
     {
         "message_not_found",
@@ -37,7 +39,7 @@ GONE: Final = frozenset(
         "is_archived",
     }
 )
-# the same would be refused again
+# errors after which Slack would refuse the same request again
 PERMANENT: Final = frozenset(
     {
         "invalid_arguments",
@@ -82,8 +84,9 @@ class SlackThread(Struct, frozen=True):
 
 
 class Client(WebClient):
-    """Slack's own client, which sends by ``Http``: a deadline, no redirects, and the proxies and
-    CA bundles that all sinks use.
+    """Slack's own client, which sends by ``Http``.
+
+    So it has a deadline, no redirects, and the proxies and CA bundles that all sinks use.
     """
 
     def __init__(self, token: str, api_url: str, http: Http) -> None:
@@ -132,7 +135,7 @@ class SlackBot:
         self._channel = settings.channel or ""
 
     def send(self, message: Message, content: dict[str, Any]) -> Receipt:
-        """Post or update the message of the event, and post the step in its thread."""
+        """Post or update the message of the event, and post the change in its thread."""
         thread = self._thread_of(message)
         if thread is None or not self._update(thread, content):
             thread = self._open(message, content)
@@ -183,15 +186,16 @@ class SlackBot:
         return True
 
     def _reply(self, thread: SlackThread, message: Message, content: dict[str, Any]) -> None:
-        """Post the step in the thread; also in the channel if it is critical, and not the one
-        that opened the message there.
+        """Post the change in the thread, and a critical one also in the channel.
+
+        The delivery that opened the thread is in the channel already.
         """
-        is_news = thread.opened_by != message.delivery_id
+        is_update = thread.opened_by != message.delivery_id
         try:
             self._client.chat_postMessage(
                 channel=thread.channel_id,
                 thread_ts=thread.ts,
-                reply_broadcast=is_news and message.shown_severity == "critical",
+                reply_broadcast=is_update and message.shown_severity == "critical",
                 **content,
             )
         except SlackApiError as error:
@@ -199,7 +203,7 @@ class SlackBot:
 
 
 def _text_in(answer: SlackResponse, name: str) -> str:
-    """Return a field of an answer that accepts; raises ``SendError`` without it."""
+    """Return a field of an accepting answer. Raises ``SendError`` if it is missing."""
     value = answer.get(name)
     if not isinstance(value, str):
         raise SendError(f"this is not an answer of Slack: it has no {name}")

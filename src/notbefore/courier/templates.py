@@ -1,6 +1,6 @@
 """``Templates`` renders the user's templates for the messages of one sink.
 
-It is imported only if there are templates: see ``config.template``.
+The module is imported only if there are templates: see ``config.template``.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Templates:
             self._templates[key] = Template(source)
 
     def leave_out(self, key: str) -> None:
-        """Render this template no more."""
+        """Do not render this template any more."""
         self._templates.pop(key, None)
 
     def render(self, message: Message) -> Rendering:

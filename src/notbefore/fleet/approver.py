@@ -1,7 +1,8 @@
-"""``FleetApprover``: approves an event for an operator, from outside of its VMs.
+"""``FleetApprover`` approves an event for an operator, from outside its VMs.
 
-Only by hand, one event after the other, and only while both switches are on. What the operator has
-seen must not have changed. A record says who approved it, and what Azure answered.
+It approves only by hand, one event at a time, and only while both switches are on. It refuses an
+event that has changed since the operator saw it. A record says who approved it, and what Azure
+answered.
 """
 
 import logging
@@ -30,7 +31,10 @@ log = logging.getLogger("notbefore.fleet.approval")
 
 
 class FleetApprover:
-    """``provider``: ``None`` unless approval is enabled. ``allowed``: the option of the command."""
+    """The approvals of one instance.
+
+    ``provider``: ``None`` unless approval is enabled. ``allowed``: the option of the command.
+    """
 
     def __init__(
         self,

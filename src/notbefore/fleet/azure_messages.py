@@ -1,7 +1,8 @@
-"""Azure's own messages: bytes that Event Grid has delivered to the hub -> ``AzureReport``s. Pure.
+"""Decodes the messages that Event Grid delivers to the hub into ``AzureReport``s. Pure.
 
 Event Grid delivers the scheduled events of VMs, scale sets and availability sets in its own schema
-or as CloudEvents 1.0, one by one or as an array. Other events share its topic: they are skipped.
+or as CloudEvents 1.0, one by one or as an array. It also delivers messages about other things,
+which are skipped.
 """
 
 import re
@@ -128,7 +129,7 @@ _properties: Final = msgspec.json.Decoder(_Properties)
 
 
 def read_record(body: bytes) -> Report | Beat | AzureMessages | None:
-    """Decode a record of the hub, whoever sent it; ``None`` if it is of no use.
+    """Decode a record of the hub, of an agent or of Azure; ``None`` if it is of no use.
 
     Raises ``PoisonError``.
     """
@@ -206,7 +207,7 @@ def _resource(text: object) -> re.Match[str] | None:
 
 
 def _is_of_vms(resource_type: object) -> bool:
-    """Whether a ResourceType is that of VMs; without one it is."""
+    """Whether a ResourceType is that of VMs. An event without one is taken to affect VMs."""
     return resource_type is None or str(resource_type).casefold() == VIRTUAL_MACHINE
 
 

@@ -227,9 +227,7 @@ class FleetView:
     # ---- the history
 
     def past(self, since: datetime | None) -> bytes:
-        """Return the body of ``/api/v1/fleet/history``: the events of this instance's history that
-        ended since then.
-        """
+        """Return the body of ``/api/v1/fleet/history``: the events that ended since then."""
         begin = 0.0
         if since is not None:
             begin = since.timestamp()

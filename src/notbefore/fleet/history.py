@@ -148,10 +148,10 @@ class History:
                 db.execute("DELETE FROM past WHERE closed < ?", (now - self._keep,))
 
     def past(self, since: float) -> list[bytes]:
-        """Return the newest ``MAX_ANSWER`` events that were closed since then (Unix seconds) as
-        JSON, oldest first.
+        """Return the newest ``MAX_ANSWER`` events closed since then as JSON, oldest first.
 
-        Raises ``StoreError`` if one of them cannot be read: then what is past is not known.
+        ``since``: in Unix seconds. Raises ``StoreError`` if one of them cannot be read, because
+        the answer would be incomplete.
         """
         try:
             if not self.path.exists() or self.path.stat().st_size == 0:

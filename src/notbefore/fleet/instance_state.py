@@ -213,8 +213,9 @@ def _counts(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) -
 
 
 def _by_label(counter: Counter[str], *always: str) -> dict[Labels, float]:
-    """Return the counts by label; those of ``always`` also if they are 0, so that alerts see their
-    first increase.
+    """Return the counts by label.
+
+    The labels in ``always`` are there also with 0, so that alerts see their first increase.
     """
     return {(label,): counter[label] for label in dict.fromkeys((*always, *counter))}
 

@@ -27,7 +27,7 @@ TOKEN_TIMEOUT: Final = 10.0  # seconds to connect, and to read the answer of the
 MAX_WORDS: Final = 300  # characters of an answer in words
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
-# the names that a request may have in its path: whoever sends to the hub could choose others
+# the names allowed in the path of a request: they come from the hub, so a sender chooses them
 _NAME: Final = re.compile(r"(?!\.+$)[\w.()-]{1,256}", re.ASCII)
 _RESOURCE: Final = re.compile(
     r"/subscriptions/([^/]+)/resourcegroups/([^/]+)/providers/microsoft\.compute/([^/]+)/([^/]+)",
@@ -84,7 +84,7 @@ class Acknowledgement(Struct, frozen=True):
 
 
 class MaintenanceProvider:
-    """``identity``: the hub's settings, whose identity also asks Azure here."""
+    """Azure's API for maintenance. ``identity``: the hub's settings, with the identity to use."""
 
     def __init__(self, settings: FleetApproval, identity: EventHub) -> None:
         self._settings = settings

@@ -82,12 +82,12 @@ class Events:
         self._to_judge: deque[tuple[Story, set[str]]] = deque()
         self._weights: Counter[str] = Counter()  # of open events, summed by the keys of ``_bounds``
         self._first_keys: dict[str, str] = {}  # EventId -> the key of the first event that has it
-        self._elsewhere: dict[
-            str, str
-        ] = {}  # an event of another partition -> its wave's event key
+        # the key of an event of another partition -> the event key of its wave
+        self._elsewhere: dict[str, str] = {}
         # keys of open events that another partition has heard of later: see ``follow``
         self.continued: set[str] = set()
-        self._over_elsewhere: set[str] = set()  # those of them that are over there
+        # those of ``continued`` that are over in the other partition
+        self._over_elsewhere: set[str] = set()
         self._restore()
 
     def _restore(self) -> None:
@@ -237,7 +237,7 @@ class Events:
     def _add_azure(
         self, story: Story, report: AzureReport, time: datetime, now: float, notified: Standing
     ) -> str:
-        """Add a report of Azure to its story; the rest is as in ``_add``."""
+        """Add a report of Azure to its story. Parameters and errors are those of ``_add``."""
         weight = _weight(story.event.resources)
         if _weight(report.event.resources) > weight and self._is_full(story):
             raise PoisonError("too_many", f"VMs of open events of {story.group}")
@@ -373,9 +373,9 @@ class Events:
     def follow(self, others: Iterable[Snapshot], now: float) -> set[str]:
         """Leave the events to other partitions that have heard of them later.
 
-        An event is left once its wave was notified of there. If its wave has another event key
-        there, it is ended here once it is over there: what was opened for it is closed. Return the
-        event keys that no one is to be reminded of by this partition any more.
+        An event is left once the other partition has notified of its wave. If the wave has another
+        event key there, this partition ends the event once it is over there, which closes what was
+        opened for it. Return the event keys that this partition sends no more reminders of.
         """
         self.continued = set()
         self._over_elsewhere = set()

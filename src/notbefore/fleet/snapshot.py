@@ -105,9 +105,7 @@ class Snapshot(Struct, array_like=True):
         return self.lost_at > 0 and now - self.lost_at < LOST_SECONDS
 
     def open_events(self) -> set[str]:
-        """Return the keys of events that are not over, and were heard of since partitions were
-        added.
-        """
+        """Return the keys of open events that were heard of since partitions were added."""
         keys: set[str] = set()
         for wave in self.waves.values():
             for story in wave.stories.values():

@@ -197,9 +197,7 @@ class Story(Struct, array_like=True):
 
     @classmethod
     def begin_with_azure(cls, report: AzureReport, time: datetime) -> "Story":
-        """Begin a story with Azure's first report of an event; the caller must also ``add_azure``
-        it.
-        """
+        """Begin a story with Azure's first report; the caller must also ``add_azure`` it."""
         source = (BEFORE_ALL_VMS, "", "")
         return cls(
             event=report.event,
@@ -595,9 +593,7 @@ def _with_details(event: Event, other: Event, names: Collection[str]) -> Event:
 
 
 def _notice_of(report: AzureReport, now: float) -> float | None:
-    """Return the seconds of notice that Azure's first report of an event leaves; ``None`` if it
-    says nothing about its time.
-    """
+    """Return the seconds of notice in Azure's first report; ``None`` if it names no time."""
     if report.status in (STARTED, COMPLETED):
         return 0.0
     if report.event.not_before is None:

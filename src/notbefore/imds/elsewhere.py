@@ -20,7 +20,7 @@ from notbefore.errors import ConfigError, DocumentError, ImdsError
 from notbefore.imds.client import ImdsClient, events_path
 
 VARIABLE: Final = "SCHEDULEDEVENTSIP"  # the name in Microsoft's sample
-# where that sample writes the address on Windows, if it is asked to, in HKEY_LOCAL_MACHINE
+# that sample can write the address to this key of HKEY_LOCAL_MACHINE
 REGISTRY_KEY: Final = r"Software\ScheduledEvents"
 REGISTRY_VALUE: Final = "ScheduledEventsIp"
 PROBE_TIMEOUT: Final = 10.0  # seconds

@@ -174,8 +174,9 @@ def _false_alarms(
     chosen: Sequence[Delivery],
     listed: Collection[str],
 ) -> set[str]:
-    """Return the ids of deliveries that would open an alarm for an event that is over, and that no
-    later message closes.
+    """Return the ids of deliveries that would open an alarm which no later message closes.
+
+    Such a delivery is about an event that is over.
     """
     ended = {row.lane for row in rows.chosen() if row.kind in OUTCOMES}
     over = [row for row in chosen if row.event_key not in listed]

@@ -249,9 +249,7 @@ class SimulatorState:
             self._faults += [fault] * times
 
     def refuse_version(self, api_version: str, status: int) -> None:
-        """Answer this api-version of the document with a status, as an older IMDS, until
-        ``clear``.
-        """
+        """Refuse this api-version with a status, as an older IMDS does, until ``clear``."""
         with self._lock:
             self._refused_versions[api_version] = status
 

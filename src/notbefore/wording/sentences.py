@@ -103,9 +103,7 @@ def _announced(change: Change) -> str:
 
 
 def _updated(change: Change, fleet: FleetFacts | None) -> str:
-    """Return ``changed: it was a Freeze: 1 of 5 events is under way``, or as much of it
-    as applies.
-    """
+    """Return ``changed: it was a Freeze: 1 of 5 events is under way``, without unused parts."""
     parts = ["changed"]
     if change.previous is not None and change.previous.event_type != change.event.event_type:
         parts.append(f"it was a {change.previous.event_type}")

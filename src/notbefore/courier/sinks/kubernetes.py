@@ -124,7 +124,7 @@ class Sink(HttpSink):
     def _update_condition(self, message: Message) -> bool:
         """Add the event of a message to the condition, or remove it; return whether it is there.
 
-        The result of an approval may come after the end, so it adds no event.
+        The result of an approval may arrive after the event has ended, so it adds no event.
         """
         condition = self._patch_status({}).condition
         events: dict[str, ListedEvent] = {}
@@ -172,7 +172,7 @@ def event_of(message: Message, node: str, text: Text) -> dict[str, Any]:
     """Return the Event of a message. Its name is the same for each attempt."""
     record = message.record
     digest = sha256(f"{node}\n{message.delivery_id}".encode())[:32]
-    # the times of these words are absolute, unlike those of a title: an Event is read later
+    # not the title: its times are relative to now, and people read an Event later
     words = f"{record.body}. {text.advice}"
     if message.templated != Templated():
         words = f"{text.title}: {text.plain}"

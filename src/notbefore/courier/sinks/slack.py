@@ -62,8 +62,7 @@ def _bot_of(settings: Slack, http: Http) -> "SlackBot | None":
 
 
 def content(message: Message, text: Text) -> dict[str, Any]:
-    """Return the message in the form of the Slack API: plain text for notifications, blocks for the
-    channel.
+    """Return the message for the Slack API: plain text for notifications, blocks for the channel.
 
     The header is above the attachment, which has the color: Slack does not show the text of a
     message with blocks.
