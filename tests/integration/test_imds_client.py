@@ -170,14 +170,17 @@ def reset(connection: socket.socket, _: bytes) -> None:
     connection.close()
 
 
-def test_failed_connections_have_different_reasons() -> None:
-    with serving(reset) as (resetting, _):
-        for endpoint, reason in (
-            (resetting, "reset"),
-            (f"http://127.0.0.1:{free_port()}", "refused"),
-            ("http://no-such-host.invalid", "unreachable"),
-        ):
-            assert failure(endpoint).reason == reason
+def test_reset_connection_has_the_reason_reset() -> None:
+    with serving(reset) as (endpoint, _):
+        assert failure(endpoint).reason == "reset"
+
+
+def test_closed_port_has_the_reason_refused() -> None:
+    assert failure(f"http://127.0.0.1:{free_port()}").reason == "refused"
+
+
+def test_unknown_host_has_the_reason_unreachable() -> None:
+    assert failure("http://no-such-host.invalid").reason == "unreachable"
 
 
 def drip(connection: socket.socket, _: bytes) -> None:
@@ -280,12 +283,18 @@ def test_tags_of_the_vm_are_read() -> None:
         "no",
         {},
     ]
+
     assert vm_of({"name": "n", "tagsList": listed}).tags == {"env": "prod", "on-call": ""}
+
+
+def test_tags_that_are_no_list_are_ignored() -> None:
     assert vm_of({"name": "n", "tagsList": "no"}).tags == {}
 
-    (name, value), *others = vm_of(
-        {"tagsList": [{"name": f"{n:02}" * 600, "value": "v" * 600} for n in range(99)]}
-    ).tags.items()
+
+def test_tags_of_the_vm_are_bounded() -> None:
+    listed = [{"name": f"{number:02}" * 600, "value": "v" * 600} for number in range(99)]
+
+    (name, value), *others = vm_of({"tagsList": listed}).tags.items()
 
     assert len(name) == 512
     assert len(value) == 512

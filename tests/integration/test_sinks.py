@@ -455,35 +455,42 @@ def python(script: str, **fields: Any) -> SinkConfig:
     return SinkConfig(command=Command(command=(sys.executable, "-c", script), **fields))
 
 
+def input_of_command(sent_message: Message, directory: Path) -> tuple[Any, dict[str, str]]:
+    """Send a message to a command; return what its standard input and its environment were."""
+    out = directory / "out"
+    script = (
+        "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)],"
+        " open(sys.argv[1], 'w'))"
+    )
+    command = (sys.executable, "-c", script, str(out))
+    sent(SinkConfig(command=Command(command=command)), sent_message)
+    record, environment = json.loads(out.read_text(encoding="utf-8"))
+    return record, environment
+
+
 def test_command_gets_the_record_and_plain_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAGER_TOKEN", "not for commands")
     # without it, hardly a program of Windows starts
     monkeypatch.setenv("SYSTEMROOT", r"C:\Windows")
-    out = tmp_path / "out"
-    script = (
-        "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)],"
-        " open(sys.argv[1], 'w'))"
-    )
-    one = message()
-    sent(SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))), one)
-    record, environment = json.loads(out.read_text(encoding="utf-8"))
+    announced = message()
 
-    assert record == json.loads(one.record.line())
+    record, environment = input_of_command(announced, tmp_path)
+
+    assert record == json.loads(announced.record.line())
     assert environment["NOTBEFORE_CHANGE"] == "announced"
     assert environment["NOTBEFORE_EVENT_TYPE"] == "Freeze"
     assert environment["NOTBEFORE_EVENT_RESOURCES"] == ME
-    assert environment["NOTBEFORE_DELIVERY_ID"] == one.delivery_id
+    assert environment["NOTBEFORE_DELIVERY_ID"] == announced.delivery_id
     assert "PAGER_TOKEN" not in environment
     assert environment["SYSTEMROOT"] == r"C:\Windows"
 
+
+def test_command_gets_no_variable_of_a_long_list_of_vms(tmp_path: Path) -> None:
     names = [f"a-scale-set-with-a-long-name_{number}" for number in range(400)]
-    sent(
-        SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))),
-        message({"Resources": names}),
-    )
-    record, environment = json.loads(out.read_text(encoding="utf-8"))
+
+    record, environment = input_of_command(message({"Resources": names}), tmp_path)
 
     assert record["azure.scheduled_event.resources"] == names
     assert "NOTBEFORE_EVENT_RESOURCES" not in environment  # never half a list of VMs
