@@ -104,7 +104,7 @@ def test_clear_ends_events_and_releases_clients(simulator: Simulator, body: byte
 @pytest.mark.parametrize(
     ("path", "body", "mistake"),
     [
-        ("events", b"", "malformed body"),
+        ("events", b"", "missing required field `scenario`"),
         ("events", b"\xff", "malformed body"),
         ("events", b"[" * 60_000, "malformed body"),
         ("events", {}, "missing required field `scenario`"),

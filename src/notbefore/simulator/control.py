@@ -43,7 +43,7 @@ class FaultRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClearRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /simulator/clear``, which may also be empty."""
+    """The body of ``POST /simulator/clear``: it has no keys."""
 
 
 def may_drive(address: str) -> bool:
@@ -62,14 +62,15 @@ def carry_out(state: SimulatorState, path: str, body: bytes) -> dict[str, str]:
         fault = _decoded(body, FaultRequest)
         state.fault(fault.kind, fault.value, fault.times)
         return {}
-    _decoded(body or b"{}", ClearRequest)
+    _decoded(body, ClearRequest)
     state.clear()
     return {}
 
 
 def _decoded(body: bytes, request_type: type[T]) -> T:
+    """Return the request in a body; an empty body is an empty object."""
     try:
-        return msgspec.json.decode(body, type=request_type)
+        return msgspec.json.decode(body or b"{}", type=request_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"malformed body: {error}") from None
 
