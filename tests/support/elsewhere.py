@@ -25,7 +25,8 @@ LIGHT = [
 ]
 EVERYTHING = [module.name for module in pkgutil.walk_packages(notbefore.__path__, "notbefore.")]
 names = EVERYTHING if everything else [f"notbefore.{name}" for name in LIGHT]
-names = [name for name in names if not name.endswith("__main__")]
+LEFT_OUT = ("__main__", "windows_event_log")  # the second needs pywin32, which only Windows has
+names = [name for name in names if not name.endswith(LEFT_OUT)]
 import_all(names)
 ABSENT = ["fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"]
 OS = '''EX_OK EX_TEMPFAIL O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK POSIX_SPAWN_DUP2 chown fchmod
@@ -71,6 +72,11 @@ for module, gone in ((os, OS), (signal, SIGNALS), *POLLS, (socket, ["AF_UNIX"]))
             delattr(module, name)
 sys.platform = "win32"
 sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+
+def open_key(_key, _path):  # of an empty registry
+    raise FileNotFoundError
+
+sys.modules["winreg"] = types.SimpleNamespace(HKEY_LOCAL_MACHINE=0, OpenKey=open_key)
 
 def milliseconds_since_boot():
     return int(time.monotonic() * 1000)
