@@ -80,7 +80,7 @@ def test_commands_find_the_agent_by_its_configuration(agent: RunningAgent, place
 def test_events_command_names_the_missing_option(
     agent: RunningAgent, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def said(*words: str) -> tuple[int, str, str]:
+    def answer_to(*words: str) -> tuple[int, str, str]:
         code = main(list(words))
         return code, *capsys.readouterr()
 
@@ -96,9 +96,9 @@ def test_events_command_names_the_missing_option(
         (("--url", url, "--ca-file", str(place / "none")), 2, "expected the file of a certificate"),
         (("--url", "localhost"), 2, "expected http://HOST:PORT"),
     ):
-        found = said("events", *given)
-        assert found[:2] == (code, "")
-        assert expected in found[2]
+        answer = answer_to("events", *given)
+        assert answer[:2] == (code, "")
+        assert expected in answer[2]
     other = place / "other.yml"
     other.write_text(
         (place / "agent.yml").read_text().replace("web.yml", "other-web.yml"), encoding="utf-8"
@@ -111,11 +111,11 @@ def test_events_command_names_the_missing_option(
     )
     (place / "other-web.yml").write_text(pinned, encoding="utf-8")
 
-    assert "is it this agent" in said("health", str(other), *login)[2]
+    assert "is it this agent" in answer_to("health", str(other), *login)[2]
 
     (place / "other-web.yml").write_text(pinned.replace("client.pem", "binary"), encoding="utf-8")
     (place / "binary").write_bytes(b"\x30\x82\xff")
-    code, _, stderr = said("health", str(other), *login)
+    code, _, stderr = answer_to("health", str(other), *login)
 
     assert code == 2
     assert "binary: cannot read a certificate" in stderr

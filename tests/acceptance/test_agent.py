@@ -219,9 +219,9 @@ def test_agent_works_in_memory_without_a_state_directory(imds: Simulator, tmp_pa
         eventually(lambda: agent.json("/api/v1/events")["last_successful_poll"] is not None)
         assert agent.metric("notbefore_store_degraded") == 1
 
-        status, said = get(agent.port, "/readyz")
+        status, answer = get(agent.port, "/readyz")
         assert status == 503
-        assert b"new data does not survive a restart" in said
+        assert b"new data does not survive a restart" in answer
 
         imds.set_document(scheduled())
         agent.reported("announced")

@@ -128,12 +128,12 @@ def test_recipe_asks_each_of_400_vms_by_its_whole_name(tmp_path: Path) -> None:
         {"azure.scheduled_event.id": "a", "azure.scheduled_event.resources": names}, {}
     )
     record = json.dumps({"azure.scheduled_event.resources": names}).encode()
-    code, said = run(
+    code, output = run(
         ["/bin/sh", "-c", SCRIPT], record, environment | {"PATH": f"{tmp_path}:/usr/bin:/bin"}, 60
     )
 
     assert code == 0
-    assert said == ""
+    assert output == ""
 
     asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
     assert asked == [f"http://{name}:8080/prepared" for name in names]

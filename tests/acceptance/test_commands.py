@@ -60,8 +60,8 @@ def typed(capsys: pytest.CaptureFixture[str], log_as_before: None) -> Typed:  # 
             code = main(list(words))
         except SystemExit as ended:
             code = int(str(ended.code))
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run_it
 
@@ -230,7 +230,7 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("wrong_files")
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "mistake"),
     [
         (("event",), 2, "there is no command 'event': did you mean 'events'?"),
         (
@@ -289,12 +289,12 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_arguments_are_answered_with_the_remedy(
-    words: tuple[str, ...], code: int, said: str, typed: Typed
+    words: tuple[str, ...], code: int, mistake: str, typed: Typed
 ) -> None:
     ended, _, error = typed(*words)
 
     assert ended == code, error
-    assert said in error, error
+    assert mistake in error, error
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_scale_set_is_taken_from_the_vms_when_azure_is_silent(scene: Scene) -> N
     assert scene.manager.asked == [PATH]
 
 
-def test_nothing_is_sent_for_what_may_not_be_approved(scene: Scene) -> None:
+def test_event_that_may_not_be_approved_is_not_sent(scene: Scene) -> None:
     odd = resource_id(name="web?x=1", event_id="odd")
     now = datetime.now(UTC)
     with scene.running("--allow-approval") as fleet:

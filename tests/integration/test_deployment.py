@@ -95,11 +95,11 @@ def test_workflows_use_no_image_without_a_digest() -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_unit_has_a_low_exposure_level(unit: Path) -> None:
     needs("systemd-analyze")
-    said = check("systemd-analyze", "security", "--offline=true", "--no-pager", unit)
+    output = check("systemd-analyze", "security", "--offline=true", "--no-pager", unit)
 
-    exposure = re.search(rf"Overall exposure level for {unit.name}: ([\d.]+)", said)
+    exposure = re.search(rf"Overall exposure level for {unit.name}: ([\d.]+)", output)
 
-    assert exposure, said
+    assert exposure, output
     assert float(exposure[1]) <= 1.5
 
 
@@ -190,10 +190,10 @@ def test_example_configuration_is_valid_with_and_without_its_comments(tmp_path: 
 
 def test_prometheus_accepts_the_example_with_its_rules_and_targets() -> None:
     needs("promtool")
-    said = check("promtool", "check", "config", "--lint=all", "--lint-fatal", PROMETHEUS)
+    output = check("promtool", "check", "config", "--lint=all", "--lint-fatal", PROMETHEUS)
     rules = yaml.safe_load((CONFIG / "prometheus/notbefore.rules.yml").read_text(encoding="utf-8"))
 
-    assert f"SUCCESS: {sum(len(group['rules']) for group in rules['groups'])} rules found" in said
+    assert f"SUCCESS: {sum(len(group['rules']) for group in rules['groups'])} rules found" in output
 
     # a file that is not found is no error to promtool
     (targets,) = (CONFIG / "prometheus/targets").glob("*.yml")

@@ -236,10 +236,10 @@ def test_request_with_a_body_is_refused_and_closes_the_connection(
 ) -> None:
     with socket.create_connection(server.address, timeout=20) as client:
         client.sendall(REQUEST % (b"metrics", headers) + b"0\r\n\r\n" + REQUEST % (b"healthz", b""))
-        said = read_all(client)
+        answer = read_all(client)
 
-    assert said.split(None, 2)[1] in (b"400", b"413", b"501")
-    assert said.count(b"HTTP/1.") == 1
+    assert answer.split(None, 2)[1] in (b"400", b"413", b"501")
+    assert answer.count(b"HTTP/1.") == 1
 
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -378,10 +378,10 @@ def test_pipelined_requests_get_at_least_the_first_answer(
 ) -> None:
     with socket.create_connection(server.address, timeout=20) as client:
         client.sendall(REQUEST % (b"metrics", b"") * 4)
-        said = read_all(client)
+        answers = read_all(client)
 
-    assert said.count(b"HTTP/1.") in (1, 2)  # 2 if a worker was quick
-    assert said.endswith(METRICS)
+    assert answers.count(b"HTTP/1.") in (1, 2)  # 2 if a worker was quick
+    assert answers.endswith(METRICS)
 
 
 @pytest.mark.alone
@@ -568,9 +568,9 @@ def test_address_that_cannot_be_bound_is_an_error(view: Shown, listen: str) -> N
 def test_address_in_use_is_named_with_the_likely_reason(view: Shown, host: str) -> None:
     listen = f"{host}:{free_port()}"
 
-    said = f"cannot listen at {listen}: .*is another notbefore running"
+    reason = f"cannot listen at {listen}: .*is another notbefore running"
 
-    with serving(listen=listen, insecure=True), pytest.raises(ListenError, match=said):
+    with serving(listen=listen, insecure=True), pytest.raises(ListenError, match=reason):
         HttpServer(Server(listen=listen, insecure=True), view.app)
 
 

@@ -111,11 +111,11 @@ def config_of(values: dict[str, Any]) -> str:
 
 
 def test_helm_lint_finds_no_fault_in_the_chart() -> None:
-    said = helm_python.lint(CHART, EVERYTHING, strict=True)
+    result = helm_python.lint(CHART, EVERYTHING, strict=True)
 
-    assert said["messages"] == []
-    assert said["errors"] == []
-    assert said["total_charts_linted"] == 1
+    assert result["messages"] == []
+    assert result["errors"] == []
+    assert result["total_charts_linted"] == 1
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_agent_listens_only_on_the_node_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "mistake"),
     [
         ({"podMonitor": {"enabled": True}}, "set access to tls or open"),
         ({"config": {"server": {"listen": ":80"}}}, "`access` (node, tls or open) sets it"),
@@ -266,8 +266,8 @@ def test_agent_listens_only_on_the_node_by_default() -> None:
         ),
     ],
 )
-def test_chart_refuses_values_that_cannot_work(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(helm_python.HelmError, match=re.escape(said)):
+def test_chart_refuses_values_that_cannot_work(values: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=re.escape(mistake)):
         rendered(values)
 
 

@@ -74,7 +74,7 @@ def test_outbox_options_may_precede_the_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "mistake"),
     [
         ((), "ACTION"),
         (("retry", "a", "--all"), "expected ids (see `outbox list`), or --all"),
@@ -87,12 +87,12 @@ def test_outbox_options_may_precede_the_ids(tmp_path: Path) -> None:
     ],
 )
 def test_outbox_names_the_missing_argument(
-    tmp_path: Path, words: tuple[str, ...], said: str
+    tmp_path: Path, words: tuple[str, ...], mistake: str
 ) -> None:
     run = notbefore("outbox", *words, NOTBEFORE_STATE__DIR=str(left(tmp_path)))
 
     assert run.returncode == 2
-    assert said in run.stderr
+    assert mistake in run.stderr
 
 
 def test_retry_all_leaves_out_announcements_of_ended_events(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_retry_all_leaves_out_announcements_of_ended_events(tmp_path: Path) -> N
     ]
     state = left(tmp_path, dead("a"), dead("b"), *lasting, listed=("b",))
 
-    said = done("retry", "--all", "--state-dir", str(state)).splitlines()
+    lines = done("retry", "--all", "--state-dir", str(state)).splitlines()
 
-    assert said[0] == "2 left out: their events are over. To send one anyway, give its ID."
+    assert lines[0] == "2 left out: their events are over. To send one anyway, give its ID."
     assert "".join(one.state[0] for _, one in sorted(rows(state).items())) == "dppd"
     assert done("retry", "a", "d", "--state-dir", str(state)).startswith("2 will be sent again")
     assert done("drop", "--all", "--state-dir", str(state)).startswith(

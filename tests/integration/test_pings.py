@@ -95,8 +95,8 @@ def test_invalid_ping_url_is_not_logged(
 ) -> None:
     pinged(f"{peer.url}{place}")
 
-    (said,) = caplog.messages
+    (line,) = caplog.messages
 
-    assert said.startswith("heartbeat: ping_url was not reached: ")
-    assert "ret" not in said
+    assert line.startswith("heartbeat: ping_url was not reached: ")
+    assert "ret" not in line
     assert not peer.requests

@@ -102,11 +102,11 @@ def test_simulate_ends_with_code_2_when_an_argument_is_wrong(
     with pytest.raises(SystemExit) as ended:  # as the shell's `exit`
         sys.exit(main(["simulate", *words]))
 
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
 
     assert ended.value.code == 2
-    assert words[-2] in said
-    assert "expected" in said or "choose from" in said
+    assert words[-2] in error
+    assert "expected" in error or "choose from" in error
 
 
 def test_simulate_ends_with_code_3_when_its_address_is_in_use(

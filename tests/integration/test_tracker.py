@@ -654,9 +654,9 @@ def test_two_threads_write_each_record_once(agents: Agents) -> None:
             agents.sees(MINE, item(f"other-{number}", Resources=[PEER]))
         for write in writes:
             write.result(20)
-    said = [record["azure.scheduled_event.change_id"] for record in agents.said]
+    change_ids = [record["azure.scheduled_event.change_id"] for record in agents.said]
 
-    assert len(said) == len(set(said)) == 1 + 30 + 20 + 19
+    assert len(change_ids) == len(set(change_ids)) == 1 + 30 + 20 + 19
 
     totals = agents.now.known.state.totals
     counted = [record for record in agents.said if record["azure.scheduled_event.scope"] != "peer"]
@@ -670,7 +670,7 @@ def test_two_threads_write_each_record_once(agents: Agents) -> None:
     written = agents.now.store.history(None, 1_000).records
     assert sorted(
         json.loads(line)["azure.scheduled_event.change_id"] for line in written
-    ) == sorted(said)
+    ) == sorted(change_ids)
 
 
 def test_unchanged_answer_after_a_restart_reports_nothing(agents: Agents) -> None:

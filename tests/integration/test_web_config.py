@@ -214,11 +214,11 @@ def test_slow_reader_gets_a_long_answer_whole_over_tls(place: Place) -> None:
 
         assert ask(server, "/healthz", place.client())[0] == 200  # others do not wait for it
 
-        said = read_all(tls)  # raises at an end that is not said
+        answers = read_all(tls)  # raises at an end without a close of TLS
 
-        assert said.count(b"HTTP/1.1 200 OK") == 2
-        assert LONG in said
-        assert said.endswith(json_line(NOTHING_PENDING))
+        assert answers.count(b"HTTP/1.1 200 OK") == 2
+        assert LONG in answers
+        assert answers.endswith(json_line(NOTHING_PENDING))
 
 
 def test_unfinished_handshake_is_closed_at_its_timeout(
