@@ -86,7 +86,7 @@ def test_refused_connection_and_unreadable_secret_are_logged(
     refused, unreadable = caplog.messages
 
     assert "Connection refused" in refused
-    assert "gone" in unreadable
+    assert f"file is missing in {tmp_path}" in unreadable
 
 
 @pytest.mark.parametrize("place", [":port/secret", "[/secret"])
