@@ -1,7 +1,7 @@
 """The event log of Windows, as far as pywin32's ``win32evtlog`` gives it to the sink.
 
 It stands for the modules ``win32evtlog`` and ``pywintypes``, with the names and the order of the
-arguments that pywin32 documents. It takes what Windows takes, and refuses the rest.
+arguments that pywin32 documents. It accepts what Windows accepts, and refuses the rest.
 """
 
 import sys
@@ -35,7 +35,7 @@ class Win32Error(Exception):
 
 
 class EventLog:
-    """``with EventLog()``: the two modules can be imported, and write here.
+    """A log. Inside ``with EventLog()``, the two modules can be imported, and write to it.
 
     ``down``: the service does not run. ``open_handles``: sources that were not closed.
     """

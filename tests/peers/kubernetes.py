@@ -65,9 +65,10 @@ def status(code: int, message: str) -> Say:
 
 
 class Kubernetes(HttpPeer):
-    """``token``: the one that is valid now. ``node``: the node as it is.
+    """An API server with one node.
 
-    ``wrong``: the requests that no client should send, and why.
+    ``token``: the valid one. ``node``: its present state. ``wrong``: why requests that no client
+    should send were refused.
     """
 
     def __init__(self, directory: Path, rules: Iterable[dict[str, Any]] = CHART_RULES) -> None:
@@ -206,9 +207,9 @@ class Kubernetes(HttpPeer):
         wanted = [
             {"name": NODE, "namespace": "", "kind": "Node", "uid": uid} for uid in (NODE_UID, NODE)
         ]
-        found: list[dict[str, Any]] = []
+        matching: list[dict[str, Any]] = []
         for event in self.events.values():
             reference = {"namespace": "", **event["involvedObject"]}
             if any(terms.items() <= reference.items() for terms in wanted):
-                found.append(event)
-        return found
+                matching.append(event)
+        return matching

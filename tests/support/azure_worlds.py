@@ -1,5 +1,4 @@
-"""Random worlds in which Azure itself reports events as well, through Event Grid, and an account of
-what may be notified.
+"""Random worlds in which Azure also reports events, and an account of what may be notified.
 
 The messages are bytes of its own making. The account is kept from the plan and from the times at
 which messages arrive, and shares no code with the fold.

@@ -1,4 +1,4 @@
-"""Azure reports events as well: one test for each rule of the story, and random worlds."""
+"""Azure also reports events: one test for each rule of the story, and random worlds."""
 
 import os
 from typing import get_args

@@ -1,5 +1,4 @@
-"""``notbefore drill``: send an exercise through the real routes and sinks, to test that people are
-reached.
+"""``notbefore drill``: send an exercise through the real routes and sinks, to test them.
 
 Like a real event, it goes through the outbox and the courier of the agent that runs with this
 configuration. It closes the alerts and incidents that it opens, even if no route would. If it is

@@ -1,6 +1,4 @@
-"""``notbefore events``: show the listed events that a running agent knows, or the events of a
-fleet.
-"""
+"""``notbefore events``: show the listed events of a running agent, or the events of a fleet."""
 
 import argparse
 import sys

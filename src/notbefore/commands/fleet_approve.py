@@ -1,4 +1,4 @@
-"""``notbefore fleet approve EVENT_ID``: let Azure start an event now, from outside of its VMs.
+"""``notbefore fleet approve EVENT_ID``: let Azure start an event now, from outside its VMs.
 
 Asks a running instance, which sends the request. Shows all affected VMs, and asks.
 """

@@ -92,8 +92,9 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FleetApproval(Struct, frozen=True, forbid_unknown_fields=True):
-    """The section ``fleet.approval``, for `notbefore fleet approve EVENT_ID`; it uses the identity
-    of `hub`.
+    """The section ``fleet.approval``.
+
+    `notbefore fleet approve EVENT_ID` uses it, with the identity of `hub`.
     """
 
     enabled: bool = False  # also needs `notbefore fleet CONFIG --allow-approval`

@@ -217,9 +217,7 @@ def _mistakes_of_authorization(settings: "Webhook | Alertmanager") -> list[str]:
 
 
 class Slack(SinkSettings, frozen=True, kw_only=True):
-    """A channel: by an incoming webhook (``url``), or by the ``token`` of a bot, which updates its
-    messages.
-    """
+    """A channel. ``url``: an incoming webhook. ``token``: of a bot, which updates its messages."""
 
     url: SlackUrl | None = None  # an incoming webhook
     token: SlackToken | None = None  # of a bot, together with `channel`
@@ -411,8 +409,10 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
 
 
 class Kubernetes(SinkSettings, frozen=True, kw_only=True):
-    """The Kubernetes node of this agent: an Event for each message, and a condition while an event
-    of this VM is listed.
+    """The Kubernetes node of this agent.
+
+    The sink creates an Event for each message. It adds a condition to the node while an event of
+    this VM is listed.
     """
 
     HAS_TEXT: ClassVar[bool] = False
@@ -423,7 +423,7 @@ class Kubernetes(SinkSettings, frozen=True, kw_only=True):
     # of the API server; default: https://KUBERNETES_SERVICE_HOST:KUBERNETES_SERVICE_PORT
     url: HttpUrl | None = None
     token: HeaderValue = Secret(f"{SERVICE_ACCOUNT}/token", "file")  # of a service account
-    ca_file: ReadableFile | None = None  # of the API server; default: `ca.crt` beside the token
+    ca_file: ReadableFile | None = None  # of the API server; default: `ca.crt` next to the token
     expire_after: ExpireAfter = Duration("7d")  # the condition has to be removed
 
     def api_server(self, environment: Mapping[str, str] = os.environ) -> str:

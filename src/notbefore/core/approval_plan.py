@@ -79,10 +79,10 @@ def plan(
 
 def _too_late(decision: Decision) -> Decision:
     """Return an approval that comes after NotBefore. Only the first VM in turn reports it."""
-    left = replace(decision, action="leave", why="NotBefore has passed", at=None)
+    too_late = replace(decision, action="leave", why="NotBefore has passed", at=None)
     if decision.predecessors:
-        return left
-    return replace(left, skipped="too_late")
+        return too_late
+    return replace(too_late, skipped="too_late")
 
 
 def _action(
@@ -102,14 +102,14 @@ def _action(
     if decision.action == "leave" and decision.skipped is None:
         return "leave"
 
-    is_silent = bool(switches.off) and not switches.dry_run
-    if decision.skipped is not None and is_silent:
+    is_off = bool(switches.off) and not switches.dry_run  # nothing is sent or recorded
+    if decision.skipped is not None and is_off:
         return "leave"
     if decision.skipped is not None:
         return "skip"
     if not switches.off:
         return "approve"
     # a dry run cannot know whether the VMs before this one would have approved
-    if is_silent or decision.predecessors:
+    if is_off or decision.predecessors:
         return "off"
     return "dry_run"

@@ -55,7 +55,7 @@ _LINK: Final = Template('<a href="$address">$name</a>')
 def html_of(text: Text, color: str) -> str:
     """Return a message as HTML, with the same content as the plain text.
 
-    ``color``: of the bar beside it, ``#rrggbb``.
+    ``color``: of the bar next to it, ``#rrggbb``.
     """
     paragraphs: list[str] = []
     if text.summary:

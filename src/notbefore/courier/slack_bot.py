@@ -1,12 +1,11 @@
-"""``SlackBot`` keeps one Slack message for each event, with a reply in its thread for each change.
+"""``SlackBot`` keeps one Slack message for each event, with a reply in its thread for each step.
 
-The message shows the present state of the event: the bot posts it at the first change and updates
-it at each later one. Slack notifies no one of an update, so the reply about a critical change is
-also shown in the channel.
+The message shows the present state of the event: the bot posts it at the first step and updates it
+at each later one. Slack notifies no one of an update, so the reply about a critical step is also
+shown in the channel.
 
-A change takes two requests: the update, which may be repeated, then the reply. At the first change
-both are posts. If that reply fails, the error contains the thread, and the next attempt continues
-there.
+A step takes two requests: the update, which may be repeated, then the reply. At the first step both
+are posts. If that reply fails, the error contains the thread, and the next attempt continues there.
 """
 
 import logging
@@ -135,7 +134,7 @@ class SlackBot:
         self._channel = settings.channel or ""
 
     def send(self, message: Message, content: dict[str, Any]) -> Receipt:
-        """Post or update the message of the event, and post the change in its thread."""
+        """Post or update the message of the event, and post the step in its thread."""
         thread = self._thread_of(message)
         if thread is None or not self._update(thread, content):
             thread = self._open(message, content)
@@ -186,7 +185,7 @@ class SlackBot:
         return True
 
     def _reply(self, thread: SlackThread, message: Message, content: dict[str, Any]) -> None:
-        """Post the change in the thread, and a critical one also in the channel.
+        """Post the step in the thread, and a critical one also in the channel.
 
         The delivery that opened the thread is in the channel already.
         """

@@ -1,5 +1,4 @@
-"""The history of an instance: the events that are over, in one SQLite file; and the report about
-them.
+"""The history of an instance: the events that are over, in one SQLite file, and their report.
 
 An event that is over stays in its partition's snapshot until it is in this file, so that a kill
 loses none. Writing an event again replaces it, but for what was measured: a takeover may repeat it,

@@ -1,5 +1,4 @@
-"""``FleetInstance``: the process of ``notbefore fleet``. It creates its parts, connects them, and
-supervises them.
+"""``FleetInstance``, the process of ``notbefore fleet``, creates and supervises its parts.
 
 Threads: main (signals, the courier, systemd), consumer (the hub, the fold, the snapshots), stdout
 (records), control (commands), and those of the HTTP server.
@@ -90,7 +89,7 @@ class FleetInstance:
         self._consumer = Consumer(fleet, parts)
         self._thread = threading.Thread(target=self._consumer.run, name="consumer", daemon=True)
 
-        # to those who ask, and to the commands
+        # to HTTP clients, and to the commands
         self._view = FleetView(config, self._consumer, parts, self._supervisor)
         self._server = HttpServer(config.server, self._view.app)
         provider = _make_provider(fleet)
@@ -125,10 +124,10 @@ class FleetInstance:
         self._systemd.ready()
 
     def _supervise(self) -> bool:
-        """Do the main thread's work until a signal, a new version of the package, or the end of the
-        consumer's thread.
+        """Do the main thread's work until the process should end.
 
-        Return whether a signal or a new version ended it.
+        Return ``True`` after a signal or a new version of the package, and ``False`` if the
+        consumer's thread has ended.
         """
         while self._thread.is_alive():
             self._supervisor.tick()

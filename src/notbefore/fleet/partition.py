@@ -116,7 +116,7 @@ class Events:
         Raises ``PoisonError`` if there is no room.
         """
         key = report.place.group + report.event_id.casefold()
-        story = self._known(key, now)
+        story = self._open_story(key, now)
         if story is not None and _begins_again(story, report, now):
             wave = self.waves.open[story.labels]
             self._close(story, now, wave.event_key)  # the wave of the earlier event may continue
@@ -153,7 +153,7 @@ class Events:
         self._note_azure_vms(report, now)
 
         key = report.place.group + report.event.key
-        story = self._known(key, now)
+        story = self._open_story(key, now)
         if story is not None:
             return self._add_azure(story, report, time, now, Standing.NEW)
 
@@ -165,7 +165,7 @@ class Events:
             return self._add_azure(story, report, time, now, Standing.NEW)
         if _is_still_to_come(closed, report, time, now):
             story = self._begin_with_azure(report, time)
-            self._begin_anew(story, closed, time)
+            self._begin_next(story, closed, time)
             return self._add_azure(story, report, time, now, Standing.NEW)
         if not _is_corrected(closed, AZURE_CLAIMS[report.status]):
             return "late"
@@ -189,13 +189,13 @@ class Events:
         """Note that a VM lists these events: they are not over."""
         for event_id in event_ids:
             key = group + event_id.casefold()
-            story = self._known(key, now)
+            story = self._open_story(key, now)
             if story is not None:
                 story.heard_at = now
             elif key not in self._state.closed:
                 self._note_unknown(key, now)
 
-    def _known(self, key: str, now: float) -> Story | None:
+    def _open_story(self, key: str, now: float) -> Story | None:
         """Return an open event; also one that another partition has had until now."""
         if key in self._elsewhere:
             self._continue_wave(self._elsewhere[key], now)
@@ -285,13 +285,16 @@ class Events:
         """
         story = self._begin(report)
         if report.reason == "came_back":
-            self._begin_anew(story, closed, min(report.time, from_unix(now)))
+            self._begin_next(story, closed, min(report.time, from_unix(now)))
         else:
             self._resume(story, closed, report.time)
         return story
 
-    def _begin_anew(self, story: Story, closed: Closed, time: datetime) -> None:
-        """Let a new story be about a new event with the id of a closed one, listed at ``time``."""
+    def _begin_next(self, story: Story, closed: Closed, time: datetime) -> None:
+        """Let a new story be about the next event with the id of a closed one.
+
+        ``time``: when the next event was listed.
+        """
         story.nth = closed.nth + 1
         story.began = time
         del self._state.closed[story.key]
@@ -523,7 +526,7 @@ class Events:
         """Find the stories that VMs have left, or come back to; ``judge_next`` judges them.
 
         ``late``: the VMs that were not heard from in time. A VM that an event has deleted has left
-        as well. One that is no longer known stays away until it is heard from.
+        too. One that is no longer known stays away until it is heard from.
         """
         left = late | self.deleted()
         left_by_group: dict[str, set[str]] = {}

@@ -1,5 +1,4 @@
-"""Find IMDS for a VM without 169.254.169.254: places that may contain its address, and whether IMDS
-answers there.
+"""Finds IMDS for a VM without 169.254.169.254, in places that may contain its address.
 
 An address from a lease, the environment or the registry is only a candidate. It is used if it
 answers with a Scheduled Events document. In a lease it is DHCP option 245; a value that is not an

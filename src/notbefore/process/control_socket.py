@@ -1,5 +1,4 @@
-"""``ControlSocket``: the Unix socket of the process that owns a state directory. Commands send it
-requests.
+"""``ControlSocket``: the Unix socket at which the owner of a state directory answers commands.
 
 A request is one line of JSON, and so is the reply. Only root and the process's user can open the
 socket (0600). The kernel says which user a client is.
@@ -56,9 +55,10 @@ class ControlRequest(
     tag="approve",
     tag_field="ask",
 ):
-    """Without ``content``: show the event.
+    """Show an event, or approve it.
 
-    With the ``content`` of the event that was shown: approve it.
+    Without ``content``, the owner shows the event. With the ``content`` of the event that was
+    shown, it approves the event.
     """
 
     event_id: str

@@ -25,8 +25,8 @@ LOST: Final = ("expired", "withdrawn", "overflowed", "dropped")  # results of a 
 class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):
     """List deliveries (``show``), send them again (``retry``), or delete them (``drop``).
 
-    ``ids``: the beginnings of delivery ids, one delivery each; without any, the others choose, if
-    set.
+    ``ids``: the beginnings of delivery ids, one delivery each. Without ids, the other fields choose
+    the deliveries.
     """
 
     action: Literal["show", "retry", "drop"]

@@ -109,7 +109,7 @@ class Play(Struct, frozen=True):
         return None
 
     def published_status(self, now: float) -> str:
-        """Return the status outside of the VM, which also says how the event ended."""
+        """Return the status as Azure publishes it, which also says how the event ended."""
         status = self.status(now)
         if status is not None:
             return status

@@ -13,7 +13,7 @@ def zone_named(name: str | None) -> tzinfo | None:
         return None
     try:
         return ZoneInfo(name)
-    except (ValueError, OSError, KeyError):  # the last is that of a zone that is not known
+    except (ValueError, OSError, KeyError):  # KeyError: the zone is not known
         return None
 
 

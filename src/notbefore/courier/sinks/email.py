@@ -1,5 +1,4 @@
-"""E-mail over SMTP, with the standard library: text and HTML. All mails of one event are one
-thread.
+"""E-mail over SMTP, as text and HTML. All mails of one event are one thread.
 
 It connects to the configured server directly, never through a proxy.
 """
