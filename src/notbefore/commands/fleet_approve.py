@@ -1,6 +1,7 @@
 """``notbefore fleet approve EVENT_ID``: let Azure start an event now, from outside its VMs.
 
-Asks a running instance, which sends the request. Shows all affected VMs, and asks.
+The command shows the event with all affected VMs, and asks whether to approve it. A running
+instance sends the request.
 """
 
 import argparse

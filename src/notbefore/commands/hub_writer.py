@@ -23,7 +23,10 @@ log = logging.getLogger("notbefore.simulate")
 
 
 class HubWriter:
-    """Use it as a context, from one thread. ``settings``: the hub, with a connection string."""
+    """The connection to a hub: a context manager, for one thread.
+
+    ``settings``: the hub, with a connection string.
+    """
 
     def __init__(self, settings: EventHub, event_grid: EventGrid) -> None:
         self._settings = settings

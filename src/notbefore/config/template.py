@@ -66,7 +66,7 @@ def link_values(addresses: Mapping[str, str]) -> Values:
 def _visible(_context: Context, value: object) -> object:
     """Show nothing for ``None``.
 
-    With a context, Jinja2 computes no output at compile time, when no bound holds.
+    The unused context keeps Jinja2 from computing output at compile time, when no bound holds.
     """
     return "" if value is None else value
 

@@ -1,8 +1,8 @@
 """The HTML part of a mail: its title, its text, and a table of facts.
 
-Outlook shows mails with Word: so the layout is a table, and each style stands at its element. Text
-and background have no colors of their own, so that each mail program shows them in its own light or
-dark ones. There are no pictures.
+Outlook shows mails with Word, so the layout is a table, and each element has its own style. Text
+and background have no colors, so that each mail program uses its own light or dark ones. There are
+no pictures.
 """
 
 from collections.abc import Iterable
@@ -55,7 +55,7 @@ _LINK: Final = Template('<a href="$address">$name</a>')
 def html_of(text: Text, color: str) -> str:
     """Return a message as HTML, with the same content as the plain text.
 
-    ``color``: of the bar next to it, ``#rrggbb``.
+    ``color``: of the bar next to the message, ``#rrggbb``.
     """
     paragraphs: list[str] = []
     if text.summary:

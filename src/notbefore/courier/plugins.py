@@ -22,7 +22,7 @@ from notbefore.courier.sink import Receipt, Sink
 from notbefore.errors import ConfigError, SendError
 
 MAX_THREAD: Final = 4_000  # characters; the outbox keeps it while the event lasts
-# of a ``Receipt`` and of a ``SendError``
+# a field of a ``Receipt`` or of a ``SendError`` -> the types of its values
 TYPES: Final[dict[str, tuple[type, ...]]] = {
     "thread": (str, NoneType),
     "repeat": (int, float, NoneType),

@@ -281,9 +281,9 @@ class Supervisor:
     ) -> Sequence[Delivery]:
         """Record results, and return what is due for a courier.
 
-        If couriers crash one after the other without a result, a sink ends them, which is not
-        known. Then the sinks get their deliveries one at a time, in turn, so that it does not keep
-        the others from sending.
+        If couriers crash in a row without a result, one of the sinks ends them, and it is not known
+        which. Then the sinks get their deliveries one at a time, in turn, so that this sink does
+        not keep the others from sending.
         """
         if courier.leaves:
             return self._outbox.exchange(results, {})

@@ -214,9 +214,8 @@ def coming(
 ) -> tuple[ShownWave, ...]:
     """Return the waves that are not over: those with events to come first, by the time left.
 
-    ``without_agent``: the keys of VMs that report nothing themselves.
-
     Groups of one name in several places have their subscription and resource group in front.
+    ``without_agent``: the keys of VMs that report nothing themselves.
     """
     open_waves: list[ShownWave] = []
     for wave in _newest(waves):

@@ -117,7 +117,7 @@ class Measures(Struct, frozen=True):
 class AzureWord(Struct, array_like=True, frozen=True):
     """All that Azure itself has said about an event."""
 
-    status: AzureStatus  # the last one of ``STATUS_ORDER``
+    status: AzureStatus  # the most advanced one so far, by ``STATUS_ORDER``
     resource_id: str  # of the VM, the scale set or the availability set
     over: datetime | None = None  # when Azure said that it is over
     # the seconds between its first message and NotBefore; 0 if it had started by then
@@ -301,9 +301,10 @@ class Story(Struct, array_like=True):
 
     @property
     def awaits_reports(self) -> bool:
-        """Whether the event is over, and more is to be expected about its end soon.
+        """Whether the event is over, and a report about its end is still expected.
 
-        After Azure's word, VMs report the interruption. If VMs do not know the end, Azure does.
+        After Azure's report, those of the VMs bring the interruption. If the VMs do not know how
+        the event ended, Azure's report may say it.
         """
         if self.azure is None or self.given_up:
             return False

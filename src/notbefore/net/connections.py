@@ -19,7 +19,7 @@ from notbefore.net.addresses import check_address, check_host
 
 
 class Deadline:
-    """Limits each exchange to ``seconds``: when they are over, a thread shuts the connection down.
+    """Limits each exchange to ``seconds``: after these, a thread shuts the connection down.
 
     The timeout of a socket is only for the next bytes. With that alone, an answer that drips would
     never end.

@@ -19,7 +19,7 @@ from notbefore.simulator.state import Play, SimulatorState, instance
 Schema = Literal["event-grid", "cloud-events"]
 SCHEMAS: Final[tuple[Schema, ...]] = ("event-grid", "cloud-events")
 EVENT_TYPE: Final = "Microsoft.ResourceNotifications.MaintenanceResources.ScheduledEventEmitted"
-STEPS: Final = ("Scheduled", "Started", "Completed")  # an event that is canceled has other ones
+STEPS: Final = ("Scheduled", "Started", "Completed")  # of an event that is not canceled
 
 DELIVERY_FAULTS: Final = {  # kind -> default value
     "late": 60.0,  # seconds by which each message is late
@@ -39,7 +39,7 @@ class DeliveryFaults(Struct, frozen=True):
     repeat: float = 0.0
 
     def with_fault(self, kind: str, value: float | None) -> "DeliveryFaults":
-        """Return the faults with another one. Raises ``ValueError`` for an unknown or wrong one."""
+        """Return the faults and another one. Raises ``ValueError`` for a wrong kind or value."""
         if kind not in DELIVERY_FAULTS:
             raise ValueError(f"KIND is {', '.join(DELIVERY_FAULTS)}")
         if value is None:
@@ -93,7 +93,7 @@ class EventGrid:
         self._published[play.event_id] = status
         if last is None or status == "Canceled":
             return [status]
-        # at a high speed, some have passed since the last look
+        # at a high speed, the event may have taken several steps since the last look
         return list(STEPS[STEPS.index(last) + 1 : STEPS.index(status) + 1])
 
     def _publish(self, play: Play, status: str, now: float) -> None:
