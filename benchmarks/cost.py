@@ -1,6 +1,6 @@
 """What an agent costs the VM that it runs on, as a table: ``python benchmarks/cost.py [--write]``.
 
-``--write`` makes the table in docs/performance.md anew.
+``--write`` replaces the table in docs/performance.md.
 
 Instructions are counted by cachegrind, so a busy machine does not change them: two runs that differ
 in the number of polls, and the difference of their counts divided by the difference of their polls.
@@ -169,12 +169,12 @@ def watched(events: int, seconds: float) -> dict[str, float]:
 
 def switches(pid: int) -> int:
     """How often its threads were waked."""
-    found = 0
+    count = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             text = (task / "status").read_text(encoding="ascii", errors="replace")
-            found += sum(map(int, re.findall(r"voluntary_ctxt_switches:\s+(\d+)", text)))
-    return found
+            count += sum(map(int, re.findall(r"voluntary_ctxt_switches:\s+(\d+)", text)))
+    return count
 
 
 def memory(pid: int, when: str) -> dict[str, float]:
@@ -183,10 +183,10 @@ def memory(pid: int, when: str) -> dict[str, float]:
         line.split()
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
     ]
-    found = {line[0].rstrip(":"): int(line[1]) / MIB for line in lines}
+    sizes = {line[0].rstrip(":"): int(line[1]) / MIB for line in lines}
     return {
-        f"resident, {when} (MiB)": found["Rss"],
-        f"private, {when} (MiB)": found["Private_Clean"] + found["Private_Dirty"],
+        f"resident, {when} (MiB)": sizes["Rss"],
+        f"private, {when} (MiB)": sizes["Private_Clean"] + sizes["Private_Dirty"],
     }
 
 

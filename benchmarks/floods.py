@@ -61,11 +61,11 @@ def main() -> int:
     return int(not all(held))
 
 
-# ---- the agent, and who scrapes it
+# ---- the agent and the scraper
 
 
 def flood(kind: str, connections: int, seconds: float) -> bool:
-    """Attack an agent of its own, and print a line; whether the bars held."""
+    """Attack a new agent and print a line; return whether the bars held."""
     with tempfile.TemporaryDirectory() as place, Simulator() as imds, requests.Session() as scraper:
         scraper.headers["Connection"] = "close"
         scraper.trust_env = False
@@ -77,7 +77,7 @@ def flood(kind: str, connections: int, seconds: float) -> bool:
 
 
 def prepare(place: Path, kind: str, scraper: requests.Session) -> None:
-    """Write the configuration; the scraper learns whom to trust and what to say."""
+    """Write the configuration; give the scraper the certificate and the password."""
     web = ""
     if kind == "half-handshake":
         authority = trustme.CA()
@@ -119,9 +119,11 @@ def measured(
     eventually(lambda: "serving http" in agent.log, 20)
     for path in ("/", "/metrics", "/api/v1/history"):  # what is loaded once belongs to no flood
         get(path)
-    before = most = resident(pid)
+    before = resident(pid)
+    most = before
     times: list[float] = []
-    threads = files = 0
+    threads = 0
+    files = 0
     hostile = multiprocessing.get_context("spawn").Process(
         target=attack, args=(kind, connections, agent.port)
     )

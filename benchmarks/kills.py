@@ -81,14 +81,15 @@ class Moody(Receiver):
         return mood
 
     def arrived(self) -> dict[tuple[str, str], float]:
-        """When each step of an event first came, in this order."""
-        found: dict[tuple[str, str], float] = {}
-        for one in self.taken:
-            kind = one.record["notbefore.delivery.kind"]
-            found.setdefault(
-                (one.record["azure.scheduled_event.id"], kind if kind in STEPS else "over"), one.at
-            )
-        return found
+        """Return when each step of an event first arrived, in order of arrival."""
+        arrivals: dict[tuple[str, str], float] = {}
+        for delivery in self.taken:
+            record = delivery.record
+            step = record["notbefore.delivery.kind"]
+            if step not in STEPS:
+                step = "over"
+            arrivals.setdefault((record["azure.scheduled_event.id"], step), delivery.at)
+        return arrivals
 
 
 class World(threading.Thread):
@@ -140,7 +141,7 @@ class World(threading.Thread):
 
 
 class Scene(NamedTuple):
-    """A world, who is told of it, and where the agent is to keep its state."""
+    """The events, the receiver of their notifications, and the agent's command and state."""
 
     world: World
     receiver: Moody
@@ -152,7 +153,7 @@ class Scene(NamedTuple):
 
 @contextmanager
 def scene(pace: tuple[float, float] = OFTEN, *, calm: bool = False) -> Iterator[Scene]:
-    """Everything but the agent."""
+    """Start everything except the agent and the events."""
     port = free_port()
     receiver = Moody(calm=calm)
     with tempfile.TemporaryDirectory() as name, Simulator((ME,)) as simulator:
@@ -227,7 +228,7 @@ def swapped(steps: Iterable[tuple[str, str]]) -> int:
     order: dict[str, list[int]] = {}
     for event, step in steps:
         order.setdefault(event, []).append(STEPS.index(step))
-    return sum(found != sorted(found) for found in order.values())
+    return sum(numbers != sorted(numbers) for numbers in order.values())
 
 
 # ---- kills
@@ -239,31 +240,31 @@ def kills(count: int) -> bool:
     Returns whether anything was lost or out of order.
     """
     begun = time.monotonic()
-    with scene() as the:
-        the.world.start()
-        killed = kill_often(the.command, count)
-        the.receiver.calm = True
-        agent = start(the.command)
-        wait_for_agent(the.port)
+    with scene() as setting:
+        setting.world.start()
+        killed = kill_often(setting.command, count)
+        setting.receiver.calm = True
+        agent = start(setting.command)
+        wait_for_agent(setting.port)
         time.sleep(2)
-        the.world.stop()
+        setting.world.stop()
         time.sleep(2)
-        drained = drain(the.state)
-        metrics = get(the.port, "/metrics")[1].decode()
+        drained = drain(setting.state)
+        metrics = get(setting.port, "/metrics")[1].decode()
         agent.terminate()
         agent.wait(30)
-        history = told("history", "--state-dir", the.state, "--since", "1d")
+        history = json_lines("history", "--state-dir", setting.state, "--since", "1d")
     counted = re.findall(
         r'(?m)^notbefore_deliveries_total\{result="(\w+)",sink="hook"\} (\d+)', metrics
     )
     expected = {
         delivery_id(change["azure.scheduled_event.change_id"], "hook") for change in history
     }
-    taken = Counter(one.delivery_id for one in the.receiver.taken)
-    out_of_order = swapped(the.receiver.arrived())
+    taken = Counter(delivery.delivery_id for delivery in setting.receiver.taken)
+    out_of_order = swapped(setting.receiver.arrived())
     lost = len(expected - taken.keys())
     unknown = len(taken.keys() - expected)
-    print(f"killed {dict(killed)}; the receiver's answers {dict(the.receiver.answers)}")
+    print(f"killed {dict(killed)}; the receiver's answers {dict(setting.receiver.answers)}")
     print(
         f"changes recorded {len(history)}, deliveries taken {len(taken)}, counted {dict(counted)}"
     )
@@ -278,7 +279,7 @@ def kills(count: int) -> bool:
 def kill_often(
     command: list[str], times: int, pause: tuple[float, float] = (0.02, 0.9), **variables: str
 ) -> Counter[str]:
-    """Kill now the agent, now the courier; what was killed how often.
+    """Kill the agent or the courier at random; count the kills of each.
 
     ``pause``: seconds between two kills.
     """
@@ -301,25 +302,28 @@ def kill_often(
 
 
 def drain(state: Path) -> bool:
-    """Have what is left sent without further pauses; whether all of it went."""
+    """Retry all pending deliveries without pauses; return whether all of them succeeded."""
     deadline = time.monotonic() + 300
-    while waiting := [
-        one["delivery_id"]
-        for one in told("outbox", "list", "--state-dir", state)
-        if one["state"] == "pending"
-    ]:
+    pending = pending_deliveries(state)
+    while pending:
         if time.monotonic() > deadline:
             return False
-        # it refuses where one was delivered meanwhile
-        notbefore("outbox", "retry", *waiting, "--state-dir", state)
+        # the command fails if a delivery has succeeded meanwhile
+        notbefore("outbox", "retry", *pending, "--state-dir", state)
         time.sleep(3)
+        pending = pending_deliveries(state)
     return True
 
 
-def told(*command: object) -> list[dict[str, Any]]:
-    done = notbefore(*command, "--json")
-    assert done.returncode == 0, done.stderr  # noqa: S101 - what fails lists nothing, and nothing would be lost
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def pending_deliveries(state: Path) -> list[str]:
+    deliveries = json_lines("outbox", "list", "--state-dir", state)
+    return [delivery["delivery_id"] for delivery in deliveries if delivery["state"] == "pending"]
+
+
+def json_lines(*command: object) -> list[dict[str, Any]]:
+    result = notbefore(*command, "--json")
+    assert result.returncode == 0, result.stderr  # noqa: S101 - an empty list would hide losses
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 # ---- faults of the disk and of the state file
@@ -357,9 +361,9 @@ def full_disk(place: Place, seconds: float, *, killed: bool = False) -> None:
 
 
 def file_replaced(place: Place, seconds: float) -> None:
-    """Somebody restores an older file, writes it into the one that is open, or cuts that off."""
+    """Replace, overwrite or truncate the file, or fill it with nonsense."""
     path = place.state / FILE_NAME
-    with suppress(OSError):  # it is being written anew
+    with suppress(OSError):  # the agent is creating the file again
         older = path.read_bytes()
         time.sleep(seconds / 2)
         how = random.choice(["restored", "overwritten", "truncated", "nonsense"])
@@ -391,7 +395,7 @@ def hung_disk(place: Place, seconds: float) -> None:
 
 
 def frozen_disk(place: Place, seconds: float) -> None:
-    """Who writes to it waits in the kernel, where no signal ends it (state D)."""
+    """Block writers in the kernel, where no signal ends them (state D)."""
     directory = os.open(place.disk_of_agent, os.O_RDONLY)
     fcntl.ioctl(directory, FIFREEZE, 0)
     time.sleep(seconds)
@@ -425,29 +429,32 @@ def inflict(mode: str, rounds: int) -> bool:
     """
     fault = FAULTS[mode]
     begun = time.monotonic()
-    with scene(SLOWLY, calm=True) as the:
-        disk = HangingDisk(the.state, the.directory)
-        inside = ["unshare", "--mount", "sh", "-c", fault.mount + MANAGER, str(the.state)]
-        manager = start([*inside, *the.command], **disk.variables)
-        wait_for_agent(the.port)
-        the.world.start()
+    with scene(SLOWLY, calm=True) as setting:
+        disk = HangingDisk(setting.state, setting.directory)
+        inside = ["unshare", "--mount", "sh", "-c", fault.mount + MANAGER, str(setting.state)]
+        manager = start([*inside, *setting.command], **disk.variables)
+        wait_for_agent(setting.port)
+        setting.world.start()
         for _ in range(rounds):
             time.sleep(random.uniform(0.5, 3))
-            fault.inflict(Place(the.state, disk, manager), random.uniform(1, 6))
-        the.world.stop()
+            fault.inflict(Place(setting.state, disk, manager), random.uniform(1, 6))
+        setting.world.stop()
         time.sleep(LATE + 2)
         manager.terminate()
         manager.wait(30)
-    arrived = the.receiver.arrived()
+    arrived = setting.receiver.arrived()
     delays = {
-        step: arrived[step] - shown for step, shown in the.world.shown.items() if step in arrived
+        step: arrived[step] - shown
+        for step, shown in setting.world.shown.items()
+        if step in arrived
     }
-    lost = sorted(the.world.shown.keys() - arrived.keys())
+    lost = sorted(setting.world.shown.keys() - arrived.keys())
     late = sorted(step for step, delay in delays.items() if delay > LATE)
-    ids = Counter(one.delivery_id for one in the.receiver.taken)
+    ids = Counter(delivery.delivery_id for delivery in setting.receiver.taken)
     out_of_order = swapped(arrived)
     ordered = sorted(delays.values()) or [0.0]
-    print(f"{mode}: {rounds} times, {len(the.world.shown)} steps, {time.monotonic() - begun:.0f} s")
+    seconds = time.monotonic() - begun
+    print(f"{mode}: {rounds} times, {len(setting.world.shown)} steps, {seconds:.0f} s")
     print(
         f"{mode}: LOST {len(lost)} (bar: 0), LATE {len(late)} (bar: 0), out of order {out_of_order}"
         " (bar: 0)"
@@ -477,11 +484,11 @@ def power_cut(rounds: int) -> bool:
     """
     logging.disable()  # the control has many damaged files
     failures = {}
-    with scene() as the:
-        disk = RecordedDisk(the.state, the.directory)
-        the.world.start()
-        killed = kill_often(the.command, rounds, (2.0, 6.0), **disk.variables)
-        the.world.stop()
+    with scene() as setting:
+        disk = RecordedDisk(setting.state, setting.directory)
+        setting.world.start()
+        killed = kill_often(setting.command, rounds, (2.0, 6.0), **disk.variables)
+        setting.world.stop()
         steps = disk.steps()
         syncs = sum(step.what == "s" for step in steps)
         print(
@@ -493,10 +500,12 @@ def power_cut(rounds: int) -> bool:
             found = [
                 broken(
                     image,
-                    {one.delivery_id for one in the.receiver.taken if one.at < steps[cut].time},
+                    {one.delivery_id for one in setting.receiver.taken if one.at < steps[cut].time},
                 )
                 for cut, image in zip(
-                    cuts, images(steps, cuts, the.directory / "image", synced=synced), strict=True
+                    cuts,
+                    images(steps, cuts, setting.directory / "image", synced=synced),
+                    strict=True,
                 )
             ]
             forgotten, unreadable = map(sum, zip(*found, strict=True))
@@ -526,12 +535,12 @@ def images(steps: list[Step], cuts: list[int], place: Path, *, synced: bool) -> 
 
 
 def broken(place: Path, accepted: set[str]) -> tuple[int, int]:
-    """Whether something was accepted that the store forgot; and what of it cannot be read."""
+    """Return whether the store lost an accepted delivery, and the number of damaged files."""
     store = Store(place, Clock())
     records = [msgspec.json.decode(record) for record in store.history(None, 1_000_000).records]
-    known = {delivery_id(record["azure.scheduled_event.change_id"], "hook") for record in records}
+    stored = {delivery_id(record["azure.scheduled_event.change_id"], "hook") for record in records}
     store.close()
-    return bool(accepted - known), store.disk.file.damaged
+    return bool(accepted - stored), store.disk.file.damaged
 
 
 if __name__ == "__main__":

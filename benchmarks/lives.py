@@ -86,7 +86,8 @@ class Subject:
         self.lives = lives
         self.chance = chance
         # IMDS answers 500; a field of each event cannot be read
-        self.away_until = self.spoilt_until = 0.0
+        self.away_until = 0.0
+        self.spoilt_until = 0.0
         self.pauses: list[
             tuple[float, float]
         ] = []  # in which the agent did not run, in Unix seconds
@@ -260,7 +261,7 @@ def main() -> None:
     timid = 0
     unknown = 0
     for subject, records in zip(subjects, histories, strict=True):
-        by_id = {one.event_id: one for one in subject.lives}
+        by_id = {life.event_id: life for life in subject.lives}
         longest = max((end - begin for begin, end in subject.pauses), default=0.0)
         for record in records:
             life = by_id[record[PREFIX + "id"]]
@@ -277,15 +278,15 @@ def main() -> None:
         timid = timid + len(uncertain & started)
         unknown = unknown + len(uncertain)
     whole = [record for records in histories for record in records]
-    ended = sum(PREFIX + "outcome" in one for one in whole)
+    ended = sum(PREFIX + "outcome" in record for record in whole)
     print(
         f"{len(whole)} reports of {ended} ends: {len(false)} false (bar 0), {unknown} outcomes"
         " unknown,",
         end=" ",
     )
     print(f"{timid} of them though the start was reported (bar 0)")
-    for one in false[:20]:
-        print("FALSE", one)
+    for report in false[:20]:
+        print("FALSE", report)
     sys.exit(1 if false or timid else 0)
 
 
