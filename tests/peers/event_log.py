@@ -64,7 +64,9 @@ class EventLog:
         texts: list[str],
         data: bytes | None,
     ) -> None:
-        assert (category, sid, data) == (0, None, None)
+        assert category == 0
+        assert sid is None
+        assert data is None
         sizes = [len(text.encode("utf-16-le")) for text in texts]
         is_too_large = max(sizes) > MAX_TEXT or sum(sizes) > MAX_ENTRY
         if is_too_large or entry_type not in TYPES.values():

@@ -71,7 +71,7 @@ class Azurite:
         self._process = None
 
     def hang(self, number: signal.Signals) -> None:
-        """``SIGSTOP``: it answers nothing; ``SIGCONT``: it goes on."""
+        """Sends a signal: ``SIGSTOP`` stops the answers, ``SIGCONT`` resumes them."""
         assert self._process
         self._process.send_signal(number)
 

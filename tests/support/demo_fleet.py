@@ -113,7 +113,7 @@ def of_azure(status: str, event_id: str, event_type: str, name: str) -> bytes:
 def show(receiver: HttpPeer, over: threading.Event, seen: list[tuple[str, str]]) -> None:
     """Print the notifications as they come; ``seen``: type and change of each."""
     while not over.wait(0.1):
-        # what a killed instance was just sending comes again, under the same id
+        # what a killed instance was just sending is sent again, under the same id
         came = {
             request.headers["x-notbefore-delivery-id"]: request
             for request in list(receiver.requests)

@@ -54,7 +54,7 @@ class PastVm:
     resource_group: str = "fleet"
     deaf_from: float = float("inf")  # IMDS does not answer any more
     degraded: bool = False
-    gone: bool = False  # it is no more: nobody serves its metrics
+    gone: bool = False  # it no longer exists, and serves no metrics
     interruption: float = 4.0  # seconds that each of its events stops it
     tracked: Tracked = field(default_factory=Tracked)
     totals: Totals = field(default_factory=Totals)

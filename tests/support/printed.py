@@ -1,4 +1,4 @@
-"""What commands print with ``--json``, checked against their schemas."""
+"""Check the ``--json`` output of commands against their schemas."""
 
 import json
 from pathlib import Path

@@ -155,7 +155,7 @@ class World:
 
     def ask(self) -> list[dict[str, Any]]:
         """Return what IMDS lists for the VM now."""
-        if self.now - self.asked > 86_400:  # it was switched off, and begins anew
+        if self.now - self.asked > 86_400:  # it was switched off, and starts again
             self.incarnation = self.chance.randint(1, 3)
         self.asked = self.now
         return [
