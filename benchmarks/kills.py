@@ -535,7 +535,7 @@ def images(steps: list[Step], cuts: list[int], place: Path, *, synced: bool) -> 
 
 
 def broken(place: Path, accepted: set[str]) -> tuple[int, int]:
-    """Return whether the store lost an accepted delivery, and the number of damaged files."""
+    """Return whether the store lost an accepted delivery, and how much it could not read."""
     store = Store(place, Clock())
     records = [msgspec.json.decode(record) for record in store.history(None, 1_000_000).records]
     stored = {delivery_id(record["azure.scheduled_event.change_id"], "hook") for record in records}
