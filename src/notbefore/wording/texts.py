@@ -594,11 +594,10 @@ def _id_name(record: Record) -> str:
 
 def _reporters(record: Record) -> str:
     """Return the VM that reports the event, or in a fleet who does: ``Azure and 3 VMs``."""
-    if record.fleet_reported_by is None:
-        return record.vm_name or ""
+    count = record.fleet_reported_by or 0
     by_azure = record.fleet_azure_status is not None
-    if by_azure or record.fleet_reported_by:
-        return phrases.reporters(record.fleet_reported_by, by_azure=by_azure)
+    if count or by_azure:
+        return phrases.reporters(count, by_azure=by_azure)
     return record.vm_name or ""
 
 
