@@ -226,10 +226,7 @@ class Events:
             self._figures.contradictions += 1
         self._count(story, _weight(story.event.resources) - weight)
         if is_news:
-            self._locate(story)
-            self._note(story, now, notified)
-            return "news"
-
+            return self._note_news(story, now, notified)
         if story.place != place:
             self.waves.route(story)
         return "known"
@@ -253,13 +250,16 @@ class Events:
             self._figures.contradictions += 1
         self._count(story, _weight(story.event.resources) - weight)
         if is_news:
-            self._locate(story)
-            self._note(story, now, notified)
-            return "news"
-
+            return self._note_news(story, now, notified)
         if story.place != place:
             self.waves.route(story)
         return "known"
+
+    def _note_news(self, story: Story, now: float, notified: Standing) -> str:
+        """Note that a report has changed its story; return the result of the report."""
+        self._locate(story)
+        self._note(story, now, notified)
+        return "news"
 
     def _begin(self, report: Report) -> Story:
         """Begin a story; the caller must also add the report. Raises ``PoisonError``."""

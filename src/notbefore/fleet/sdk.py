@@ -74,14 +74,14 @@ def forget_tags(client: Any, context: PartitionContext) -> None:
         consumer = processor._consumers.get(context.partition_id)  # noqa: SLF001
         link = _link_of(consumer)
         if link is not None:
-            link._received_delivery_tags.clear()  # noqa: SLF001
+            link._received_delivery_tags.clear()  # noqa: SLF001 - as above
 
 
 def _link_of(consumer: Any) -> Any:
     """Return the link of a partition's consumer; ``None`` if it is not open."""
-    if consumer is None or consumer._handler is None:  # noqa: SLF001
+    if consumer is None or consumer._handler is None:  # noqa: SLF001 - as above
         return None
-    return consumer._handler._link  # noqa: SLF001
+    return consumer._handler._link  # noqa: SLF001 - as above
 
 
 def record_of(event: EventData) -> tuple[bytes, Position]:
