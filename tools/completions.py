@@ -19,6 +19,24 @@ COMPLETE: Final[dict[str, Any]] = {  # what follows an option or an argument, by
 }
 
 
+class CompletedParser(argparse.ArgumentParser):
+    """Notes for ``shtab`` which options and arguments are files. Its subparsers do so too."""
+
+    has_options_only = False  # arguments are left out: other words of the command are there
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """Add an option or an argument."""
+        is_option = names[0].startswith("-")
+        if self.has_options_only and not is_option:
+            return argparse.ArgumentParser().add_argument(*names, **settings)
+
+        action: Any = super().add_argument(*names, **settings)
+        if action.choices is None and action.metavar in COMPLETE:
+            action.complete = COMPLETE[action.metavar]
+        added: argparse.Action = action
+        return added
+
+
 def completion(shell: str) -> str:
     """Return the script for a shell."""
     script = _with_config_of_fleet(shell, shtab.complete(whole_parser(), shell))
@@ -43,42 +61,22 @@ def _with_config_of_fleet(shell: str, script: str) -> str:
             return f"{script}\ncomplete -c notbefore -n '_shtab_notbefore_using fleet' {files}\n"
 
 
-def whole_parser() -> argparse.ArgumentParser:
+def whole_parser() -> CompletedParser:
     """Return one parser with all commands; the command line itself makes that of one command."""
-    parser = argparse.ArgumentParser("notbefore", description=DESCRIPTION)
+    parser = CompletedParser("notbefore", description=DESCRIPTION)
     parser.add_argument(*VERSION, action="version", version="", help="show the version")
     _add_commands(parser, [name for name in COMMANDS if " " not in name])
     return parser
 
 
-def _add_commands(parser: argparse.ArgumentParser, names: list[str]) -> None:
+def _add_commands(parser: CompletedParser, names: list[str]) -> None:
     commands = parser.add_subparsers(metavar="COMMAND")
     for name in names:
         text = COMMANDS[name]
         command = commands.add_parser(name.split()[-1], help=text, description=text)
         below = [other for other in COMMANDS if other.startswith(f"{name} ")]
         module: Any = importlib.import_module(f"notbefore.commands.{re.sub('[- ]', '_', name)}")
+        command.has_options_only = bool(below)
         module.add_arguments(command)
         if below:
-            _remove_arguments(command)
             _add_commands(command, below)
-        _complete_files(command)
-
-
-# argparse has no public way to see or change what was added: ``shtab`` reads the same attributes
-
-
-def _remove_arguments(parser: argparse.ArgumentParser) -> None:
-    """Keep only the options."""
-    for action in list(parser._actions):  # noqa: SLF001
-        if not action.option_strings:
-            parser._remove_action(action)  # noqa: SLF001
-
-
-def _complete_files(parser: argparse.ArgumentParser) -> None:
-    for action in parser._actions:  # noqa: SLF001
-        if action.choices is None and action.metavar in COMPLETE:
-            action.complete = COMPLETE[action.metavar]  # type: ignore[attr-defined]
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            for child in action.choices.values():
-                _complete_files(child)
