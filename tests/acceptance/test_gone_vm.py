@@ -60,6 +60,16 @@ def list_events(imds: Simulator, number: int, *events: dict[str, Any]) -> None:
     imds.set_document(body(*events, incarnation=number))
 
 
+def reported_by_both(agents: tuple[RunningAgent, RunningAgent], *changes: str) -> None:
+    """Wait until both agents have reported these changes.
+
+    Each polls at its own times, so the next document may come between their polls. An agent that
+    has missed a document reports other changes than a test expects.
+    """
+    for agent in agents:
+        agent.reported(*changes)
+
+
 def test_neighbor_closes_incidents_of_a_preempted_vm(
     imds: Simulator, hook: HttpPeer, tmp_path: Path
 ) -> None:
@@ -71,15 +81,16 @@ def test_neighbor_closes_incidents_of_a_preempted_vm(
             "hook": webhook_sink(hook, dedup_key="incident"),
             "pager": pagerduty_sink(pager),
         }
-        agents = two_agents(imds, tmp_path, {"sinks": sinks})
-        gone, neighbor = stack.enter_context(agents)
+        agents = stack.enter_context(two_agents(imds, tmp_path, {"sinks": sinks}))
         list_events(imds, 2, item(**PREEMPT))
+        reported_by_both(agents, "announced")
         becomes(lambda: pager.effects, ["opened"])
         list_events(imds, 3, item(**PREEMPT, **STARTED))
+        reported_by_both(agents, "announced", "started")
         becomes(lambda: pager.effects, ["opened", "added"])
         eventually(lambda: changes_at(hook) == changes_at(chat) == ["announced", "started"])
-        neighbor.reported("announced", "started")
 
+        gone, _neighbor = agents
         gone.stop(signal.SIGKILL)
         ended = time.monotonic()
         list_events(imds, 4)
@@ -150,9 +161,10 @@ def test_neighbor_ends_alert_of_a_preempted_vm_once(
         members = stack.enter_context(cluster_of_two(tmp_path, routing))
         urls = [f"http://127.0.0.1:{port}" for port in members]
         settings = {"sinks": {"am": {"alertmanager": {"urls": urls}}}}
-        gone, neighbor = stack.enter_context(two_agents(imds, tmp_path, settings))
+        agents = stack.enter_context(two_agents(imds, tmp_path, settings))
+        gone, neighbor = agents
         list_events(imds, 2, item("never-opened", **{**PREEMPT, "Resources": ["web_9"]}))
-        neighbor.reported("announced")
+        reported_by_both(agents, "announced")
         list_events(imds, 3, item(**PREEMPT))
         eventually(lambda: neighbor.count("delivered", "am") == 1)
         becomes(statuses, ["firing"])
@@ -179,8 +191,10 @@ def test_fleet_closes_preempt_whose_agent_died(
     }
     with ExitStack() as stack:
         fleet = stack.enter_context(RunningFleet(fleet_config, tmp_path / "fleet"))
-        gone, neighbor = stack.enter_context(two_agents(imds, tmp_path, settings))
+        agents = stack.enter_context(two_agents(imds, tmp_path, settings))
+        gone, neighbor = agents
         list_events(imds, 2, item(**PREEMPT))
+        reported_by_both(agents, "announced")
         becomes(lambda: changes_at(hook), ["announced"])
         list_events(imds, 3, item(**PREEMPT, **STARTED))
         becomes(lambda: changes_at(hook), ["announced", "started"])
