@@ -26,7 +26,7 @@ from notbefore.core.record import Record
 from notbefore.wording.records import heartbeat_of
 from support import azure_worlds, fleet_faults
 from support.agent import eventually
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer
@@ -71,7 +71,7 @@ def figures(options: argparse.Namespace) -> None:
         hub = stack.enter_context(Hub(directory, partitions=32))
         hook = stack.enter_context(HttpPeer())
         instance = stack.enter_context(
-            RunningFleet(configured(directory, hub, hook.url), directory / "state")
+            RunningFleet(write_fleet_config(directory, hub, hook.url), directory / "state")
         )
         eventually(lambda: instance.metric_sum("notbefore_fleet_partitions") == 32)
         process = instance.process.pid

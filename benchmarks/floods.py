@@ -72,7 +72,7 @@ def flood(kind: str, connections: int, seconds: float) -> bool:
         prepare(Path(place), kind, scraper)
         with RunningAgent(
             imds.endpoint, Path(place, "state"), f"{place}/notbefore.yml"
-        ).at_once() as agent:
+        ).without_waiting() as agent:
             return measured(agent, kind, scraper, connections, seconds)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support.needs import not_seen
+from support.needs import skip_summary
 
 # The time of an example means nothing on a busy machine. The examples are the same in each run, so
 # that a random find does not fail an unrelated change; `--hypothesis-profile=random` searches on.
@@ -107,7 +107,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print in one line what was skipped, and write it to the file in NOT_SEEN for the Makefile."""
     if skipped := terminalreporter.stats.get("skipped"):
-        line = not_seen(report.longrepr[2] for report in skipped)
+        line = skip_summary(report.longrepr[2] for report in skipped)
         terminalreporter.write_line(line)
         if file := os.environ.get("NOT_SEEN"):
             Path(file).write_text(line, encoding="utf-8")

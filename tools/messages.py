@@ -13,7 +13,7 @@ from notbefore.courier.sinks import alertmanager, email, pagerduty, slack
 from notbefore.wording import colors
 from notbefore.wording.texts import text_of
 from support.azure import ME, STARTED, at
-from support.messages import message, recording
+from support.messages import message, with_record_fields
 
 LINKS: Final = Links(
     dashboard="https://grafana.example.org/d/notbefore-vm?var-vm={vm}",
@@ -48,14 +48,14 @@ MESSAGES: Final = {  # by their kinds
     "Reminder": message(REBOOT, kind="reminder", now=at(600)),
     "Started": message(REBOOT, REBOOT | STARTED, seconds=(2, 900), now=at(900)),
     "Started without notice": message(REBOOT | STARTED, now=at(2)),
-    "Finished": recording(FINISHED, interruption_seconds=95.0),
+    "Finished": with_record_fields(FINISHED, interruption_seconds=95.0),
     "Canceled": message(REBOOT, None, now=at(120)),
-    "Ended: no agent saw how": recording(
+    "Ended: no agent saw how": with_record_fields(
         message(REBOOT, None, kind="ended"), change="ended", outcome="unknown"
     ),
     "Announced: a recommendation": message(ADVICE, now=at(2)),
     "Ended: a recommendation was withdrawn": message(ADVICE, None, now=at(120)),
-    "Approved": recording(message(REBOOT, kind="approved", now=at(60)), **APPROVAL),
+    "Approved": with_record_fields(message(REBOOT, kind="approved", now=at(60)), **APPROVAL),
 }
 WITHOUT_ALERT: Final = ("approved", "approval_failed", "approval_skipped")
 COLORS: Final = {  # of attachments in Slack -> their names

@@ -45,10 +45,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agent(place: Path) -> Iterator[RunningAgent]:
     (place / "agent.yml").write_text("server: {web_config_file: web.yml}\n", encoding="utf-8")
     words = (place / "state", str(place / "agent.yml"))
-    with Simulator() as imds, RunningAgent(imds.endpoint, *words).at_once() as running:
+    with Simulator() as imds, RunningAgent(imds.endpoint, *words).without_waiting() as running:
         imds.set_document(body(item(NotBefore=FUTURE)))
         listen = f"server: {{web_config_file: web.yml, listen: '127.0.0.1:{running.port}'}}\n"
-        running.reported("announced")  # it has read its own by then
+        running.wait_for_changes("announced")  # it has read its own by then
         (place / "agent.yml").write_text(listen, encoding="utf-8")  # so that the commands find it
         yield running
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, get, notbefore, polled
+from support.agent import RunningAgent, eventually, get, notbefore, wait_for_polls
 from support.azure import FUTURE, ID, ME, body, item
-from support.file import change_state, read_records, read_state
 from support.peers import HttpPeer
+from support.state_file import change_state, read_records, read_state
 
 PENDING = 'azure_scheduled_events_pending{event_status="%s",event_type="%s",scope="%s"}'
 CHANGES = 'azure_scheduled_event_changes_total{change="%s",event_type="%s"}'
@@ -36,7 +36,7 @@ def test_event_is_reported_from_its_announcement_to_its_end(
 ) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         imds.set_document(scheduled())
-        agent.reported("announced")
+        agent.wait_for_changes("announced")
 
         assert agent.metric(PENDING % ("Scheduled", "Freeze", "self")) == 1
 
@@ -47,14 +47,14 @@ def test_event_is_reported_from_its_announcement_to_its_end(
         assert agent.json("/api/v1/events")["events"][0]["event_id"] == ID
 
         imds.set_document(started())
-        agent.reported("announced", "started")
+        agent.wait_for_changes("announced", "started")
 
         assert (
             agent.metric(f'azure_scheduled_event_seconds_to_not_before{{event_id="{ID}"}}') is None
         )
 
         imds.set_document(body(incarnation=4))
-        *_, last = agent.reported("announced", "started", "finished")
+        *_, last = agent.wait_for_changes("announced", "started", "finished")
 
         assert last["azure.scheduled_event.outcome"] == "finished"
         assert last["host.name"] == ME
@@ -70,10 +70,10 @@ def test_durations_are_measured_across_a_killed_agent(imds: Simulator, tmp_path:
     started_name = "azure_scheduled_event_started_duration_seconds"
     with RunningAgent(imds.endpoint, tmp_path) as first:
         imds.set_document(scheduled("Reboot"))
-        first.reported("announced")
+        first.wait_for_changes("announced")
         imds.set_document(started("Reboot"))
 
-        first.reported("announced", "started")
+        first.wait_for_changes("announced", "started")
 
         assert first.metric(scheduled_count) == 1
 
@@ -82,7 +82,7 @@ def test_durations_are_measured_across_a_killed_agent(imds: Simulator, tmp_path:
 
     with RunningAgent(imds.endpoint, tmp_path) as second:
         imds.set_document(body(incarnation=4))
-        second.reported("finished")
+        second.wait_for_changes("finished")
 
         assert second.metric(scheduled_count) == 1
         assert second.metric(f'{started_name}_count{{event_type="Reboot"}}') == 1
@@ -117,7 +117,7 @@ def test_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_pat
     with RunningAgent(imds.endpoint, tmp_path) as first:
         imds.set_document(started("Reboot"))
 
-        first.reported("started")
+        first.wait_for_changes("started")
 
         eventually(lambda: read_records(tmp_path))  # in one transaction with the state
 
@@ -128,7 +128,7 @@ def test_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_pat
     imds.set_document(body(incarnation=9))
 
     with RunningAgent(imds.endpoint, tmp_path) as second:
-        (record,) = second.reported("finished")
+        (record,) = second.wait_for_changes("finished")
 
     assert record["azure.scheduled_event.outcome"] == "finished"
     assert record["azure.scheduled_event.reason"] == "machine_rebooted"
@@ -141,14 +141,14 @@ def test_interruption_by_a_freeze_is_measured(imds: Simulator, tmp_path: Path) -
 
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         imds.set_document(started())
-        agent.reported("announced", "started")
-        polled(imds, 2)  # it measures from the end of the poll that reported the start
+        agent.wait_for_changes("announced", "started")
+        wait_for_polls(imds, 2)  # it measures from the end of the poll that reported the start
         agent.process.send_signal(signal.SIGSTOP)
         time.sleep(3)  # this is the freeze itself
         agent.process.send_signal(signal.SIGCONT)
-        polled(imds, 2)
+        wait_for_polls(imds, 2)
         imds.set_document(body(incarnation=9))
-        *_, last = agent.reported("announced", "started", "finished")
+        *_, last = agent.wait_for_changes("announced", "started", "finished")
 
     assert 2.5 < last["azure.scheduled_event.interruption_seconds"] < 15
 
@@ -159,11 +159,11 @@ def test_idle_agent_writes_nothing_to_the_disk(imds: Simulator, tmp_path: Path) 
         # the main thread wakes each 10 s, and reads the outbox once more after the last commit:
         # SQLite notes that in its memory-mapped index. It is measured from then on, and over
         # another waking (a poll each 0.2 s)
-        polled(imds, 65)
+        wait_for_polls(imds, 65)
         os.sync()
         before = written(agent.process.pid)
 
-        polled(imds, 60)
+        wait_for_polls(imds, 60)
 
         assert written(agent.process.pid) == before
 
@@ -214,7 +214,7 @@ def test_sighup_applies_a_good_configuration_and_refuses_a_bad_one(
 def test_agent_works_in_memory_without_a_state_directory(imds: Simulator, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the directory should be", encoding="utf-8")
 
-    with RunningAgent(imds.endpoint, tmp_path / "state").at_once() as agent:
+    with RunningAgent(imds.endpoint, tmp_path / "state").without_waiting() as agent:
         eventually(lambda: agent.answers("/healthz"))
         eventually(lambda: agent.json("/api/v1/events")["last_successful_poll"] is not None)
         assert agent.metric("notbefore_store_degraded") == 1
@@ -224,18 +224,18 @@ def test_agent_works_in_memory_without_a_state_directory(imds: Simulator, tmp_pa
         assert b"new data does not survive a restart" in answer
 
         imds.set_document(scheduled())
-        agent.reported("announced")
+        agent.wait_for_changes("announced")
 
         assert len(agent.json("/api/v1/history")["changes"]) == 1
 
         (tmp_path / "state").unlink()
-        agent.ready()
+        agent.wait_until_ready()
 
     assert len(read_records(tmp_path / "state")) == 1
 
 
 def test_agent_reports_a_state_directory_that_cannot_be_created(imds: Simulator) -> None:
-    with RunningAgent(imds.endpoint, Path("/proc/notbefore")).at_once() as agent:
+    with RunningAgent(imds.endpoint, Path("/proc/notbefore")).without_waiting() as agent:
         eventually(lambda: agent.answers("/healthz"))
 
         status, reasons = get(agent.port, "/readyz")
@@ -277,8 +277,8 @@ def test_blocked_standard_output_does_not_block_the_agent(imds: Simulator, tmp_p
         )
         eventually(lambda: agent.metric(CHANGES % ("announced", "Freeze")) == 500)
 
-        polled(imds, 5)
-        agent.ready()
+        wait_for_polls(imds, 5)
+        agent.wait_until_ready()
         begun = time.monotonic()
         agent.process.terminate()
         agent.process.wait(20)
@@ -318,7 +318,7 @@ def test_no_output_claims_that_nothing_is_scheduled_while_imds_is_silent(
 
         imds.clear()
         imds.set_document(scheduled())
-        agent.reported("announced")
+        agent.wait_for_changes("announced")
         imds.fault("status", times=10_000)
 
         eventually(lambda: get(agent.port, "/readyz")[0] == 503)

@@ -13,7 +13,7 @@ import pytest
 from notbefore.errors import NotBeforeError
 from notbefore.process.control_socket import ControlReply, ControlRequest, ask_agent
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, get, notbefore, polled
+from support.agent import RunningAgent, eventually, get, notbefore, wait_for_polls
 from support.azure import FUTURE, ID, ME, PEER, body, item
 from support.needs import needs, ordinary_user
 
@@ -67,7 +67,7 @@ def test_agent_approves_only_when_both_keys_are_on_without_a_dry_run(tmp_path: P
             )
             running.append((allowed, enabled, dry_run, imds, stack.enter_context(agent)))
         for allowed, enabled, dry_run, imds, agent in running:
-            polled(imds, 10)
+            wait_for_polls(imds, 10)
             by_hand = notbefore("approve", ID, "--yes", "--state-dir", str(agent.state))
             both = allowed and enabled and not dry_run
             assert (len(imds.start_requests) > 0) == both, (allowed, enabled, dry_run)
@@ -89,7 +89,7 @@ def test_plan_is_shown_on_page_and_in_commands_while_approval_is_off(
     later = {**USERS, "approve_after": "1h"}
     with agent_of(imds, tmp_path, later, allowed=False) as agent:
         imds.set_document(listed())
-        agent.reported("announced")
+        agent.wait_for_changes("announced")
 
         (event,) = agent.json("/api/v1/events")["events"]
         _, page = get(agent.port, "/")
@@ -120,7 +120,7 @@ def test_second_vm_approves_when_the_leader_is_dead(tmp_path: Path) -> None:
             agents.append(stack.enter_context(agent))
         leader, second, third = agents
         first_event = imds.start("user-reboot", resources=vms)
-        leader.reported("announced", "approved", "started")
+        leader.wait_for_changes("announced", "approved", "started")
         assert imds.start_requests == [first_event]
         leader.stop(signal.SIGKILL)
 
@@ -151,9 +151,9 @@ def test_approve_shows_the_event_asks_and_records_the_operator(
     imds: Simulator, tmp_path: Path
 ) -> None:
     with agent_of(imds, tmp_path) as agent:
-        agent.listens()
+        agent.wait_until_listening()
         event_id = imds.start("live-migration", resources=(ME, PEER))
-        agent.reported("announced")
+        agent.wait_for_changes("announced")
         state = ("--state-dir", str(agent.state))
         nobody_to_ask = notbefore("approve", event_id, *state)
 
@@ -211,7 +211,7 @@ def test_approve_is_refused_to_other_users(imds: Simulator, tmp_path: Path) -> N
                 place.chmod(place.stat().st_mode | 0o055)
         tmp_path.chmod(0o755)
         imds.set_document(listed())
-        agent.reported("announced")
+        agent.wait_for_changes("announced")
 
         with (
             ordinary_user(),

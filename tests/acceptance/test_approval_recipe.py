@@ -16,10 +16,10 @@ import yaml
 
 from notbefore.courier.sinks.command import run, variables
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, notbefore, polled
+from support.agent import RunningAgent, eventually, notbefore, wait_for_polls
 from support.azure import FUTURE, body, item
 from support.needs import needs
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 
 VMS: Final = ("web_0", "web_1", "web_2")
 RECIPE: Final = (
@@ -54,8 +54,8 @@ class Prepared(HttpPeer):
             return str(self.script).encode() in (process / "cmdline").read_bytes()
         return False
 
-    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:  # noqa: ARG002 - whatever it was to say
-        super().answer(handler, Say(200 if handler.path.split("/")[1] in self.vms else 404))
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:  # noqa: ARG002 - it has answers of its own
+        super().answer(handler, Answer(200 if handler.path.split("/")[1] in self.vms else 404))
 
     def _install(self, directory: Path) -> Path:
         text = SCRIPT.replace("http://$vm:8080/", f"{self.url}/$vm/")
@@ -89,10 +89,10 @@ def test_recipe_approves_once_all_three_vms_are_prepared(imds: Simulator, tmp_pa
         ]
         event_id = imds.start("user-reboot", resources=VMS)
         for agent in agents:
-            agent.reported("announced")
+            agent.wait_for_changes("announced")
         for vm in (VMS[1], VMS[0]):
             prepared.vms.add(vm)
-            polled(imds, 30)
+            wait_for_polls(imds, 30)
             assert imds.start_requests == []
         prepared.vms.add(VMS[2])
 
@@ -100,7 +100,7 @@ def test_recipe_approves_once_all_three_vms_are_prepared(imds: Simulator, tmp_pa
         for agent in agents:
             eventually(lambda: "started" in agent.kinds)
 
-        polled(imds, 30)
+        wait_for_polls(imds, 30)
         # the deputies may have asked in the same moment
         assert set(imds.start_requests) == {event_id}
 
@@ -185,11 +185,11 @@ def test_event_that_changed_since_its_record_is_not_approved(
     ):
         event = item("a", NotBefore=FUTURE, Resources=[VMS[0]])
         imds.set_document(body(event, incarnation=2))
-        agent.reported("announced")
+        agent.wait_for_changes("announced")
         record = tmp_path / "record.json"
         record.write_text(json.dumps(agent.records[0]), encoding="utf-8")
         imds.set_document(body({**event, "Resources": list(VMS)}, incarnation=3))
-        agent.reported("announced", "updated")
+        agent.wait_for_changes("announced", "updated")
         words = ("approve", "a", "--yes", "--state-dir", str(agent.state), "--unchanged")
         refused = notbefore(*words, str(record))
 

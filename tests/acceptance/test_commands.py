@@ -19,10 +19,10 @@ from notbefore.simulator.server import Simulator
 from notbefore.store.file import FILE_NAME
 from support.agent import RunningAgent, eventually, free_port, notbefore
 from support.azure import FUTURE, ID, body, item
-from support.file import read_records
-from support.past import past
-from support.peers import HttpPeer, Say
-from support.printed import objects
+from support.json_output import parsed_output
+from support.past_events import past_event
+from support.peers import Answer, HttpPeer
+from support.state_file import read_records
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
         with RunningAgent(
             imds.endpoint, state, interval="10s"
         ) as running:  # three of them late are a silence
-            running.reported("announced")
+            running.wait_for_changes("announced")
             yield running
 
 
@@ -93,7 +93,7 @@ def test_events_shows_what_is_listed_as_a_table_and_as_json(
     )
     assert "need https://" in typed("events", "--ca-file", "none", "--url", url(agent))[2]
 
-    (event,) = objects("events", typed("events", "--json", "--url", url(agent))[1])
+    (event,) = parsed_output("events", typed("events", "--json", "--url", url(agent))[1])
     assert event["event_id"] == ID
     assert event["scope"] == "self"
 
@@ -117,7 +117,7 @@ def test_history_shows_the_changes_as_a_table_and_as_json(
 ) -> None:
     assert "announced" in typed("history", "--url", url(agent), "--since", "1h")[1]
 
-    (change,) = objects("history", typed("history", "--json", "--url", url(agent))[1])
+    (change,) = parsed_output("history", typed("history", "--json", "--url", url(agent))[1])
     assert change["azure.scheduled_event.change"] == "announced"
     for since in ("2058-01-01T00:00:00+01:00", "1ms"):
         assert (
@@ -190,7 +190,7 @@ def test_report_asks_each_address_of_a_name(
     with HttpPeer(authority, "fleet.test", "localhost") as peer:
         found = lambda to, *a, **k: [one for own in of.get(to, [to]) for one in real(own, *a, **k)]  # noqa: E731 - short
         monkeypatch.setattr(socket, "getaddrinfo", found)
-        peer.answers += [Say(body=b'{"events": []}'), Say(body=b"{}")]
+        peer.answers += [Answer(body=b'{"events": []}'), Answer(body=b"{}")]
         got = [
             typed("fleet", "report", "--url", f"https://{name}:{peer.port}", "--ca-file", file)[2]
             for name in of
@@ -206,7 +206,8 @@ def test_report_in_csv_has_fixed_columns_and_no_formulas(
 ) -> None:
     with HttpPeer() as peer:
         peer.answers += [
-            Say(body=msgspec.json.encode({"events": one})) for one in ([], [past(region="=1+1")])
+            Answer(body=msgspec.json.encode({"events": one}))
+            for one in ([], [past_event(region="=1+1")])
         ]
         empty, full = (
             typed("fleet", "report", "--csv", "--url", peer.url)[1].splitlines() for _ in "12"

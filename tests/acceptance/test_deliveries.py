@@ -16,9 +16,9 @@ from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import ME, STARTED, body, item, listed
-from support.file import read_records
-from support.peers import HttpPeer, Say
-from support.printed import objects
+from support.json_output import parsed_output
+from support.peers import Answer, HttpPeer
+from support.state_file import read_records
 
 BEGUN = item("e", **STARTED)
 
@@ -95,7 +95,7 @@ def test_changes_reach_the_sink_once_and_in_order(
 def test_missed_deliveries_are_sent_in_order_after_a_kill_and_a_restart(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    hook.default = Say(503)
+    hook.default = Answer(503)
     config = place.write({"hook": webhook(hook.url, expire_on_end=False)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         imds.set_document(listed("e"))
@@ -111,7 +111,7 @@ def test_missed_deliveries_are_sent_in_order_after_a_kill_and_a_restart(
 
     assert set(hook.kinds) == {"announced"}
 
-    hook.default = Say()
+    hook.default = Answer()
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         eventually(lambda: agent.count("delivered") == 2)
         assert hook.kinds[-2:] == ["announced", "started"]
@@ -121,7 +121,7 @@ def test_missed_deliveries_are_sent_in_order_after_a_kill_and_a_restart(
 def test_refused_delivery_is_kept_and_can_be_sent_again(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    hook.default = Say(400, body=b"invalid token")
+    hook.default = Answer(400, body=b"invalid token")
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         imds.set_document(listed("e"))
@@ -139,7 +139,7 @@ def test_refused_delivery_is_kept_and_can_be_sent_again(
         imds.set_document(body(BEGUN, incarnation=2))
         eventually(lambda: rows(agent, "dead") == 2)  # it holds nothing back
 
-        hook.default = Say()
+        hook.default = Answer()
 
         assert place.outbox("retry", delivery_id[:6]).startswith("1 will be sent again")
         eventually(lambda: agent.count("delivered") == 1)
@@ -153,7 +153,7 @@ def test_drill_reports_which_sinks_were_reached(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
     with HttpPeer() as refusing, HttpPeer() as chat:
-        refusing.default = Say(400)
+        refusing.default = Answer(400)
         slack = {"slack": {"url": chat.url}}
         config = place.write(
             {"hook": webhook(hook.url), "bad": webhook(refusing.url), "chat": slack}
@@ -166,7 +166,7 @@ def test_drill_reports_which_sinks_were_reached(
         )
 
         with RunningAgent(imds.endpoint, place.state, config) as agent:
-            agent.listens()
+            agent.wait_until_listening()
             done = place.drill(config, "--sink", "hook", "--scenario", "preempt")
 
             assert done.returncode == 0, done.stderr + done.stdout
@@ -181,7 +181,7 @@ def test_drill_reports_which_sinks_were_reached(
             # the name as the agent knows it
             assert json.loads(hook.requests[0].body).items() >= told.items()
 
-            (report,) = objects("drill", place.drill(config, "--json").stdout)
+            (report,) = parsed_output("drill", place.drill(config, "--json").stdout)
 
             assert report["reached"] == ["chat", "hook"]
             assert report["not_reached"] == ["bad"]
@@ -198,7 +198,7 @@ def test_drill_reports_which_sinks_were_reached(
 
 
 def test_killed_drill_expires_its_deliveries(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    hook.default = Say(503)
+    hook.default = Answer(503)
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         command = [
@@ -212,7 +212,7 @@ def test_killed_drill_expires_its_deliveries(imds: Simulator, hook: HttpPeer, pl
             "--wait",
             "8s",
         ]
-        agent.listens()
+        agent.wait_until_listening()
         with subprocess.Popen(command) as killed:
             eventually(lambda: agent.count("accepted") == 3)
 
@@ -224,10 +224,10 @@ def test_killed_drill_expires_its_deliveries(imds: Simulator, hook: HttpPeer, pl
 def test_drill_claims_no_result_when_a_reload_renames_its_sink(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    hook.default = Say(503)
+    hook.default = Answer(503)
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent, ThreadPoolExecutor() as pool:
-        agent.listens()
+        agent.wait_until_listening()
         drill = pool.submit(place.drill, config, "--wait", "8s")
         eventually(lambda: agent.count("accepted") == 3)
 
@@ -240,10 +240,10 @@ def test_drill_claims_no_result_when_a_reload_renames_its_sink(
 def test_drill_leaves_no_attempts_when_its_time_is_over(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    hook.default = Say(how="hang")
+    hook.default = Answer(how="hang")
     config = place.write({"hook": webhook(hook.url, timeout="3500ms")})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.listens()
+        agent.wait_until_listening()
 
         done = place.drill(config, "--wait", "1s")
         attempts = len(hook.requests)
@@ -262,7 +262,7 @@ def test_drill_closes_its_incident_or_reports_it_as_open(imds: Simulator, place:
     with PagerDuty() as found:
         config = place.write({"pager": pager(found)})
         with RunningAgent(imds.endpoint, place.state, config) as agent:
-            agent.listens()
+            agent.wait_until_listening()
             done = place.drill(config)
 
             assert done.returncode == 0
@@ -278,8 +278,8 @@ def test_drill_closes_its_incident_or_reports_it_as_open(imds: Simulator, place:
             assert "No route sends the end of an event to pager" in done.stdout
 
             for answers, wait in (
-                ([found.default, Say(400), Say(400)], "30s"),
-                ([Say(how="hang")], "8s"),
+                ([found.default, Answer(400), Answer(400)], "30s"),
+                ([Answer(how="hang")], "8s"),
             ):
                 found.answers.extend(answers)
                 done = place.drill(config, "--wait", wait)

@@ -11,8 +11,8 @@ import pytest
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
 from support.azure import body, item
-from support.elsewhere import python_elsewhere, without_posix
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
+from support.without_posix import python_without_posix, run_without_posix
 
 CHECK = """
 from notbefore.commands.main import main
@@ -49,7 +49,7 @@ def test_every_module_is_imported_and_the_lock_works_without_posix(
     tmp_path: Path,
 ) -> None:
     """By what stands in for Windows' own lock, which even the same process cannot take twice."""
-    done = without_posix(
+    done = run_without_posix(
         f"LOCKED = {str(tmp_path)!r}\n{HOLD}{CHECK}", "check-config", "--state-dir", str(tmp_path)
     )
 
@@ -63,11 +63,11 @@ def test_output_is_utf_8_without_posix(monkeypatch: pytest.MonkeyPatch) -> None:
     # as the code page of Windows, for files and pipes
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
 
-    assert "0 done · 1 it failed" in without_posix(CHECK, "--help").stdout
+    assert "0 done · 1 it failed" in run_without_posix(CHECK, "--help").stdout
 
 
 def test_closed_reader_causes_no_traceback_without_posix() -> None:
-    done = without_posix(GONE + CHECK, "--version")
+    done = run_without_posix(GONE + CHECK, "--version")
 
     assert done.returncode == 1
     assert done.stderr == ""
@@ -82,8 +82,8 @@ def test_courier_delivers_is_replaced_and_stops_without_posix(
     imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # its courier runs so, too
-    monkeypatch.setattr(RunningAgent, "python", python_elsewhere(tmp_path))
-    hook.default = Say(how="hang")
+    monkeypatch.setattr(RunningAgent, "python", python_without_posix(tmp_path))
+    hook.default = Answer(how="hang")
     config = {
         "sinks": {"hook": {"webhook": {"url": hook.url, "allow_private": True, "timeout": "60s"}}}
     }
@@ -92,7 +92,7 @@ def test_courier_delivers_is_replaced_and_stops_without_posix(
         imds.set_document(body(item("e")))
         eventually(lambda: len(hook.requests) == 1)
 
-        hook.default = Say()
+        hook.default = Answer()
         os.kill(agent.courier(), signal.SIGKILL)
 
         eventually(lambda: hook.kinds == ["announced"] * 2)
@@ -119,7 +119,7 @@ def test_courier_delivers_is_replaced_and_stops_without_posix(
 
 
 def test_approve_explains_that_it_can_ask_no_agent_without_posix(tmp_path: Path) -> None:
-    done = without_posix(CHECK, "approve", "e", "--state-dir", str(tmp_path))
+    done = run_without_posix(CHECK, "approve", "e", "--state-dir", str(tmp_path))
     assert done.returncode == 1
     assert (
         done.stderr
@@ -127,5 +127,5 @@ def test_approve_explains_that_it_can_ask_no_agent_without_posix(tmp_path: Path)
     )
 
     # works, while no agent runs
-    done = without_posix(CHECK, "outbox", "list", "--state-dir", str(tmp_path))
+    done = run_without_posix(CHECK, "outbox", "list", "--state-dir", str(tmp_path))
     assert "has `notbefore run` been started here?" in done.stderr

@@ -34,7 +34,7 @@ def test_hub_gets_changes_and_heartbeats_when_hub_and_courier_are_killed(
 
         hub.kill()
         imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=3))
-        agent.reported("announced", "started")
+        agent.wait_for_changes("announced", "started")
         os.kill(agent.courier(), signal.SIGKILL)
         hub.start()
         imds.set_document(body(incarnation=4))

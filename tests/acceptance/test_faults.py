@@ -15,10 +15,10 @@ import pytest
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import listed
-from support.file import read_records
 from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
 from support.needs import needs
 from support.peers import HttpPeer
+from support.state_file import read_records
 
 
 class AgentOnDiskOfItsOwn(RunningAgent):
@@ -87,7 +87,7 @@ def test_agent_is_ready_and_says_slow_while_slow_answers_arrive(
 ) -> None:
     slow = b"IMDS is slow: its last answer took 2 s"
     with RunningAgent(imds.endpoint, tmp_path / "state") as agent:
-        agent.ready()
+        agent.wait_until_ready()
         imds.fault("slow", 2.2, times=100)
 
         eventually(lambda: slow in get(agent.port, "/readyz")[1])
@@ -128,7 +128,7 @@ def test_full_disk_does_not_prevent_notifications(
         eventually(lambda: events(hook) == ["a", "b", "c"])
 
         filler.unlink()
-        agent.ready()
+        agent.wait_until_ready()
 
         eventually(lambda: agent.metric("notbefore_store_degraded") == 0)
 
@@ -182,7 +182,7 @@ def test_hanging_disk_delays_neither_polls_nor_scrapes_nor_messages(
         )
 
         disk.hang(0)
-        agent.ready()
+        agent.wait_until_ready()
         imds.set_document(listed("a", "b", "c", "d"))
 
         eventually(lambda: agent.count("delivered") == 4)
@@ -224,12 +224,12 @@ def test_agent_that_starts_on_a_hanging_disk_keeps_the_outbox(
 
         eventually(lambda: agent.count("delivered") == 1)
     disk.hang(what)
-    with kind(imds.endpoint, state, config).at_once() as agent:
+    with kind(imds.endpoint, state, config).without_waiting() as agent:
         imds.set_document(listed("a", "b"))
         eventually(lambda: once(hook) == ["a", "b"])
         eventually(lambda: not_ready(agent, said))
 
-        agent.reported("announced")
+        agent.wait_for_changes("announced")
         other = notbefore(
             "run", "--imds", imds.endpoint, "--state-dir", state, "--listen", "127.0.0.1:0"
         )

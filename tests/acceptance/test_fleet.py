@@ -11,11 +11,11 @@ import pytest
 from notbefore.core.change import LIFECYCLE_KINDS
 from support.agent import eventually, notbefore
 from support.azurite import Azurite
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
-from support.peers import HttpPeer, Say
-from support.printed import objects
+from support.json_output import parsed_output
+from support.peers import Answer, HttpPeer
 
 A = vm("web_0")
 B = vm("web_1")
@@ -50,7 +50,7 @@ def accepted(hook: HttpPeer) -> list[str]:
 def test_step_of_an_event_is_notified_once_when_three_vms_report_it(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
+    with RunningFleet(write_fleet_config(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
         steps = [step for step in LIFECYCLE_KINDS if step in {"announced", "started", "finished"}]
         for number, step in enumerate(steps, start=1):
             send(hub, [report(one, step, resources=[A.name]) for one in (B, A, C)])
@@ -85,7 +85,7 @@ def shared(directory: Path, hub: Hub, hook: HttpPeer, blobs: Azurite, **fleet: A
     """A configuration for several instances, which look for partitions each second."""
     checkpoints = {"connection_string": blobs.connection_string, "container": "notbefore"}
     quick = {"rebalance": "1s", "takeover": "60s"}
-    return configured(directory, hub, hook.url, checkpoints=checkpoints, **quick, **fleet)
+    return write_fleet_config(directory, hub, hook.url, checkpoints=checkpoints, **quick, **fleet)
 
 
 def test_killed_instance_has_its_partitions_back_before_takeover(
@@ -132,7 +132,7 @@ def test_any_instance_shows_the_whole_fleet_with_the_age_of_its_data(
 def test_muted_event_is_not_notified_nor_is_its_end(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    config = configured(tmp_path, hub, hook.url)
+    config = write_fleet_config(tmp_path, hub, hook.url)
     state = tmp_path / "state"
     mute = ("fleet", "mute", config, "--state-dir", state)
     muted = (*mute, "--match", "scale_set=data", "--for", "1h", "--comment", "moves today")
@@ -147,7 +147,7 @@ def test_muted_event_is_not_notified_nor_is_its_end(
     with RunningFleet(config, state) as fleet:
         eventually((state / "partitions").exists)
         assert notbefore(*muted).returncode == 0
-        (listed,) = objects("fleet mute", notbefore(*mute, "--json").stdout)
+        (listed,) = parsed_output("fleet mute", notbefore(*mute, "--json").stdout)
         assert listed["match"] == {"scale_set": "data"}
 
         fleet.stop()
@@ -173,7 +173,7 @@ def test_deliveries_are_sent_by_the_instance_that_takes_over(
     hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
 ) -> None:
     config = shared(tmp_path, hub, hook, blobs)
-    hook.default = Say(503)
+    hook.default = Answer(503)
 
     with RunningFleet(config, tmp_path / "one") as one:
         send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
@@ -188,7 +188,7 @@ def test_deliveries_are_sent_by_the_instance_that_takes_over(
                 lambda: [each.metric("notbefore_fleet_partitions") for each in both] == [2, 2]
             )
 
-            hook.default = Say()
+            hook.default = Answer()
             eventually(lambda: len(set(accepted(hook))) == len(SETS))
             # all is accepted
             eventually(

@@ -18,7 +18,7 @@ import yaml
 
 from support.agent import eventually, notbefore
 from support.event_grid import encoded, message, resource_id
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer
@@ -100,7 +100,7 @@ class Scene(NamedTuple):
 
     def running(self, *words: str, enabled: bool = True) -> RunningFleet:
         """Start an instance with these options."""
-        path = configured(self.directory, self.hub, self.hook.url)
+        path = write_fleet_config(self.directory, self.hub, self.hook.url)
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         values["fleet"]["approval"] = {"enabled": enabled, "endpoint": self.manager.url}
         path.write_text(yaml.safe_dump(values), encoding="utf-8")

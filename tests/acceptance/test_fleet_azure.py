@@ -11,7 +11,7 @@ from typing import Any
 
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.event_grid import as_cloud_event, encoded, message, resource_id
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer
@@ -43,7 +43,7 @@ def azure_message(status: str, event_id: str, name: str) -> dict[str, Any]:
 def test_event_of_a_vm_without_an_agent_is_notified_and_shown(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    config = configured(tmp_path, hub, hook.url)
+    config = write_fleet_config(tmp_path, hub, hook.url)
     with RunningFleet(config, tmp_path / "state") as fleet:
         url = f"http://127.0.0.1:{fleet.port}"
         send(hub, [encoded(azure_message("Scheduled", "E-1", "db_1"))], "sub/rg")
@@ -84,7 +84,9 @@ def test_event_of_a_vm_without_an_agent_is_notified_and_shown(
 def test_unknown_end_of_the_vms_is_corrected_by_azure(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    with RunningFleet(configured(tmp_path, hub, hook.url, group_wait="1s"), tmp_path) as fleet:
+    with RunningFleet(
+        write_fleet_config(tmp_path, hub, hook.url, group_wait="1s"), tmp_path
+    ) as fleet:
         send(hub, [report(A, "announced")])
         send(hub, [report(A, "ended", reason="not_watched")])
         eventually(lambda: len(hook.requests) == 2)
@@ -99,7 +101,7 @@ def test_unknown_end_of_the_vms_is_corrected_by_azure(
 
 
 def test_event_in_two_partitions_is_said(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
-    with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
+    with RunningFleet(write_fleet_config(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
         send(hub, [report(A, "announced")])
         for key in ("other", "another", "one more", "and one"):  # one of them is elsewhere
             send(hub, [encoded(message("Scheduled", at=datetime.now(UTC)))], key)
@@ -129,7 +131,7 @@ def simulated(hub_key: Path, *words: str) -> Iterator[str]:
 def test_simulated_agent_and_event_grid_report_one_event(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    config = configured(tmp_path, hub, hook.url)
+    config = write_fleet_config(tmp_path, hub, hook.url)
     sink = {"event_hub": {"connection_string_file": str(tmp_path / "hub-key")}}
     agent_config = {"sinks": {"hub": sink}, "routes": [{"sinks": ["hub"]}]}
     with (

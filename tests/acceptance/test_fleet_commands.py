@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from support.agent import eventually, notbefore
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 
 WEB = vm("web_0")
 
@@ -41,7 +41,7 @@ def outbox(fleet: RunningFleet, action: str, *words: str) -> str:
 def test_drill_reaches_the_sinks_of_a_running_instance(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    config = configured(tmp_path, hub, hook.url)
+    config = write_fleet_config(tmp_path, hub, hook.url)
     with RunningFleet(config, tmp_path / "state") as fleet:
         state = ("--state-dir", str(fleet.state))
 
@@ -60,8 +60,8 @@ def test_drill_reaches_the_sinks_of_a_running_instance(
 
 
 def test_drill_names_the_sink_that_refuses(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
-    hook.default = Say(400)
-    config = configured(tmp_path, hub, hook.url)
+    hook.default = Answer(400)
+    config = write_fleet_config(tmp_path, hub, hook.url)
     with RunningFleet(config, tmp_path / "state") as fleet:
         words = ("--state-dir", str(fleet.state), "--json", "--scenario", "preempt")
 
@@ -93,7 +93,7 @@ def test_drill_happens_at_the_place_that_routes_match(
     *,
     reached: bool,
 ) -> None:
-    config = routed_by(configured(tmp_path, hub, hook.url), match)
+    config = routed_by(write_fleet_config(tmp_path, hub, hook.url), match)
     with RunningFleet(config, tmp_path / "state") as fleet:
         words = ["--state-dir", str(fleet.state)]
         for matcher in place:
@@ -111,14 +111,14 @@ def test_drill_happens_at_the_place_that_routes_match(
 
 
 def test_dead_letters_of_a_fleet_are_sent_again(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
-    hook.default = Say(400)
-    config = configured(tmp_path, hub, hook.url)
+    hook.default = Answer(400)
+    config = write_fleet_config(tmp_path, hub, hook.url)
     dead = 'notbefore_outbox_deliveries{sink="hook",state="dead"}'
     with RunningFleet(config, tmp_path / "state") as fleet:
         send(hub, [report(WEB, "announced", resources=[WEB.name])])
         eventually(lambda: fleet.metric(dead) == 1)
         table = outbox(fleet, "list")
-        hook.default = Say(200)
+        hook.default = Answer(200)
 
         retried = outbox(fleet, "retry", "--all")
 
@@ -137,8 +137,8 @@ def test_dead_letters_of_a_fleet_are_sent_again(hub: Hub, hook: HttpPeer, tmp_pa
 def test_dropped_dead_letter_is_not_in_the_next_snapshot(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    hook.default = Say(400)
-    config = configured(tmp_path, hub, hook.url)
+    hook.default = Answer(400)
+    config = write_fleet_config(tmp_path, hub, hook.url)
     dead = 'notbefore_outbox_deliveries{sink="hook",state="dead"}'
     with RunningFleet(config, tmp_path / "state") as fleet:
         send(hub, [report(WEB, "announced", resources=[WEB.name])])
@@ -194,7 +194,7 @@ def test_wrong_command_is_refused_with_its_mistake(
 def test_instance_refuses_what_only_an_agent_can_do(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
+    with RunningFleet(write_fleet_config(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
         done = notbefore("history", "--state-dir", str(fleet.state))
 
         assert done.returncode == 1

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from notbefore.wording.records import heartbeat_of
 from support.agent import becomes
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
 from support.needs import needs
@@ -75,7 +75,7 @@ def test_queries_of_the_fleet_dashboard_show_the_records_of_the_hub(
 ) -> None:
     needs("prometheus", "promtool")
     # an error that is counted
-    config = configured(tmp_path, hub, hook.url, inventory_file="missing.txt")
+    config = write_fleet_config(tmp_path, hub, hook.url, inventory_file="missing.txt")
     with RunningFleet(config, tmp_path / "state") as fleet:
         targets = [{"targets": [f"127.0.0.1:{fleet.port}"]}]
         with Prometheus(tmp_path, targets, job=JOB) as prometheus:

@@ -12,11 +12,11 @@ from typing import Any
 from notbefore.core.change import LifecycleKind
 from notbefore.fleet.history import FILE_NAME
 from support.agent import eventually, get, notbefore
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
+from support.json_output import parsed_output
 from support.peers import HttpPeer
-from support.printed import objects
 
 A = vm("web_0")
 B = vm("web_1")
@@ -44,7 +44,7 @@ def happen(hub: Hub, event_id: str, *kinds: LifecycleKind) -> None:
 def test_history_keeps_an_event_once_through_disk_trouble_and_a_kill(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    config = configured(tmp_path, hub, hook.url)
+    config = write_fleet_config(tmp_path, hub, hook.url)
     state = tmp_path / "state"
     (state / FILE_NAME).mkdir(parents=True)  # a directory, where a file is to be
     with RunningFleet(config, state) as fleet:
@@ -95,7 +95,7 @@ def test_history_keeps_an_event_once_through_disk_trouble_and_a_kill(
     assert head[:4] == ["TYPE", "REGION", "EVENTS", "VMS"]
     assert row[:4] == ["Reboot", "westeurope", "2", "2"]
     assert row[7] == "2"  # short notice: ten minutes, where Azure promises fifteen
-    (object_row,) = objects("fleet report", as_json.stdout)
+    (object_row,) = parsed_output("fleet report", as_json.stdout)
     assert object_row["event_type"] == "Reboot"
     assert object_row["vms"] == 2
     assert [(row["scale_set"], row["event_type"], row["events"]) for row in rows] == [

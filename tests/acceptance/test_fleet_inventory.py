@@ -12,11 +12,11 @@ import pytest
 from notbefore.core.record import Heartbeat, Vm
 from notbefore.wording.records import heartbeat_of
 from support.agent import eventually, get, notbefore
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
+from support.json_output import parsed_output
 from support.peers import HttpPeer
-from support.printed import objects
 
 A = vm("web_0")  # in different partitions
 B = vm("data_0", scale_set="data")
@@ -50,7 +50,9 @@ def test_vm_of_the_inventory_is_missing_until_it_is_removed(
     inventory = tmp_path / "inventory.txt"
     whose = f"{A.subscription_id}/{A.resource_group}"
     inventory.write_text("".join(f"{whose}/{name}\n" for name in ("web_0", "data_0", "web_9")))
-    config = configured(tmp_path, hub, hook.url, inventory_file="inventory.txt", missing_after="3s")
+    config = write_fleet_config(
+        tmp_path, hub, hook.url, inventory_file="inventory.txt", missing_after="3s"
+    )
     send(hub, [beat(A), beat(B), report(A, "announced", "E-1")])
     with RunningFleet(config, tmp_path / "state") as fleet:
         eventually(lambda: notified(hook)[-1:] == [("started", ["web_9"])])
@@ -70,7 +72,7 @@ def test_vm_of_the_inventory_is_missing_until_it_is_removed(
         assert row[:2] == ["Reboot", "scheduled"]
         assert row[-2:] == ["E-1", "web_0"]
 
-        (wave,) = objects("events --fleet", events(fleet, "--json"))
+        (wave,) = parsed_output("events --fleet", events(fleet, "--json"))
 
         assert wave["event_id"] == "E-1"
         assert wave["vms"] == ["web_0"]

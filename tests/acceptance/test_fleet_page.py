@@ -9,11 +9,11 @@ from playwright.sync_api import ViewportSize, expect
 from notbefore.fleet.history import History
 from notbefore.wording.records import heartbeat_of
 from support.agent import eventually
-from support.browser import Heard, chromium
-from support.fleet_instance import RunningFleet, configured, send
+from support.browser import PageLog, chromium
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
-from support.past import past
+from support.past_events import past_event
 from support.peers import HttpPeer
 
 PHONE: ViewportSize = {"width": 360, "height": 740}
@@ -25,8 +25,10 @@ def remember(state: Path) -> None:
     """One event of this month, and one of the month before."""
     yesterday = datetime.now(UTC) - timedelta(days=1)
     events = [
-        past("E-1", "Freeze", closed=yesterday, notice=(900.0, 300.0), interruption=(4.0, 7.0)),
-        past("E-2", "Reboot", closed=yesterday - timedelta(days=40)),
+        past_event(
+            "E-1", "Freeze", closed=yesterday, notice=(900.0, 300.0), interruption=(4.0, 7.0)
+        ),
+        past_event("E-2", "Reboot", closed=yesterday - timedelta(days=40)),
     ]
     History(state).write(events, yesterday.timestamp())
 
@@ -53,7 +55,7 @@ def test_fleet_page_shows_coming_waves_and_the_month_accessibly(
 ) -> None:
     remember(tmp_path / "state")
     tell(hub)
-    config = configured(
+    config = write_fleet_config(
         tmp_path,
         hub,
         hook.url,
@@ -65,7 +67,7 @@ def test_fleet_page_shows_coming_waves_and_the_month_accessibly(
         )
 
         page = browser.new_context(viewport=DESK).new_page()
-        heard = Heard(page)
+        heard = PageLog(page)
         url = f"http://127.0.0.1:{fleet.port}/"
         page.goto(url)
         row = page.locator("#pending tbody tr")

@@ -17,7 +17,7 @@ from peers.pagerduty import ROUTING_KEY, PagerDuty
 from peers.slack import SlackServer, SlackWorkspace
 from support.agent import eventually
 from support.alertmanager import alerts, cluster_of_two
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
 from support.needs import needs
@@ -55,7 +55,7 @@ class Receivers:
         self.alertmanager = stack.enter_context(cluster_of_two(directory, routing))[0]
 
     def configuration(self, directory: Path, **fleet: Any) -> Path:
-        path = configured(directory, self.hub, self.hook.url, **fleet)
+        path = write_fleet_config(directory, self.hub, self.hook.url, **fleet)
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         mail = {
             "host": "127.0.0.1",

@@ -13,11 +13,10 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from support.agent import RunningAgent, becomes, eventually, polled
+from support.agent import RunningAgent, becomes, eventually, wait_for_polls
 from support.alertmanager import cluster_of_two
 from support.azure import STARTED, body, item
-from support.fleet_instance import RunningFleet
-from support.fleet_instance import configured as configured_fleet
+from support.fleet_instance import RunningFleet, write_fleet_config
 from support.hub import Hub
 from support.peers import HttpPeer
 
@@ -67,7 +66,7 @@ def reported_by_both(agents: tuple[RunningAgent, RunningAgent], *changes: str) -
     has missed a document reports other changes than a test expects.
     """
     for agent in agents:
-        agent.reported(*changes)
+        agent.wait_for_changes(*changes)
 
 
 def test_neighbor_closes_incidents_of_a_preempted_vm(
@@ -112,11 +111,11 @@ def test_neighbor_sends_nothing_of_other_events(
         neighbor = RunningAgent(imds.endpoint_of(NEIGHBOR), tmp_path / NEIGHBOR, {"sinks": sinks})
         with neighbor:
             list_events(imds, 2, item(**REBOOT))
-            neighbor.reported("announced")
+            neighbor.wait_for_changes("announced")
             list_events(imds, 3, item(**REBOOT, **STARTED))
-            neighbor.reported("announced", "started")
+            neighbor.wait_for_changes("announced", "started")
             list_events(imds, 4)
-            neighbor.reported("announced", "started", "finished")
+            neighbor.wait_for_changes("announced", "started", "finished")
             list_events(imds, 5, item("own", Resources=[NEIGHBOR]))
 
             becomes(lambda: pager.effects, ["opened"])
@@ -129,7 +128,7 @@ def test_end_without_an_incident_does_no_harm(imds: Simulator, tmp_path: Path) -
         neighbor = RunningAgent(imds.endpoint_of(NEIGHBOR), tmp_path / NEIGHBOR, settings)
         with neighbor:
             list_events(imds, 2, item(**PREEMPT))
-            neighbor.reported("announced")
+            neighbor.wait_for_changes("announced")
 
             list_events(imds, 3)
 
@@ -183,7 +182,7 @@ def test_neighbor_ends_alert_of_a_preempted_vm_once(
 def test_fleet_closes_preempt_whose_agent_died(
     hub: Hub, hook: HttpPeer, imds: Simulator, tmp_path: Path
 ) -> None:
-    fleet_config = configured_fleet(tmp_path, hub, hook.url, group_by=["event_id"])
+    fleet_config = write_fleet_config(tmp_path, hub, hook.url, group_by=["event_id"])
     key = tmp_path / "hub-key"
     settings = {
         "sinks": {"hub": {"event_hub": {"connection_string_file": str(key)}}},
@@ -238,7 +237,7 @@ def test_restart_with_moved_route_does_not_leave_incident_open(
             list_events(imds, 2, item(**REBOOT, **STARTED))
             becomes(lambda: before.effects, ["opened"])
             eventually(lambda: agent.count("delivered", "before") == 1)
-            polled(imds, 2)
+            wait_for_polls(imds, 2)
 
         moved = {"sinks": sinks, "routes": [{"sinks": ["after"]}]}
         with RunningAgent(imds.endpoint_of(GONE), tmp_path / GONE, moved):

@@ -11,9 +11,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from notbefore.simulator.server import Simulator
 from peers.otlp import Receiver, attributes, metrics_of, series
-from support.agent import RunningAgent, eventually, polled
+from support.agent import RunningAgent, eventually, wait_for_polls
 from support.azure import FUTURE, ID, ME, body, item
-from support.peers import Say
+from support.peers import Answer
 
 
 def listed(receiver: Receiver) -> list[set[str]]:
@@ -28,14 +28,14 @@ def test_hanging_receiver_delays_neither_polls_nor_the_stop(
     imds: Simulator, tmp_path: Path
 ) -> None:
     with Receiver() as receiver:
-        receiver.default = Say(how="hang")
+        receiver.default = Answer(how="hang")
         records = {"rec": {"otlp_logs": {"endpoint": "http://127.0.0.1:9"}}}
         config = {"otlp": {"endpoint": receiver.url, "timeout": "5m"}, "sinks": records}
         with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
             eventually(lambda: receiver.requests)
 
-            polled(imds, 10)
-            agent.ready()
+            wait_for_polls(imds, 10)
+            agent.wait_until_ready()
 
             assert agent.stop() == 0  # it waits 20 s; the export would wait for five minutes
 
@@ -74,7 +74,7 @@ def test_otlp_is_loaded_and_stopped_by_reloads(imds: Simulator, tmp_path: Path) 
 
             def quiet() -> bool:
                 before = len(receiver.metrics)
-                polled(imds, 10)  # two intervals
+                wait_for_polls(imds, 10)  # two intervals
                 return len(receiver.metrics) == before
 
             # the reload does not wait for a last export that takes longer than a second

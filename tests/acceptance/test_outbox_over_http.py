@@ -15,10 +15,10 @@ import trustme
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, configured, eventually, notbefore
+from support.agent import RunningAgent, eventually, notbefore, write_config
 from support.azure import FUTURE, body, item
-from support.peers import HttpPeer, Say
-from support.printed import objects
+from support.json_output import parsed_output
+from support.peers import Answer, HttpPeer
 
 PASSWORD = "correct horse"
 SECRET = "canary-8d2f61"
@@ -47,14 +47,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agent(directory: Path) -> Iterator[RunningAgent]:
     """An agent with two dead letters, of the sinks `hook` and `other`."""
     with Simulator() as imds, HttpPeer() as hook:
-        hook.default = Say(400, body=f"no such channel: {SECRET}".encode())
+        hook.default = Answer(400, body=f"no such channel: {SECRET}".encode())
         settings = {"url": f"{hook.url}/{SECRET}", "allow_private": True}
         config = {
             "server": {"web_config_file": str(directory / "web.yml")},
             "sinks": {"hook": {"webhook": settings}, "other": {"webhook": dict(settings)}},
         }
         state = directory / "state"
-        with RunningAgent(imds.endpoint, state, configured(state, config)).at_once() as agent:
+        with RunningAgent(
+            imds.endpoint, state, write_config(state, config)
+        ).without_waiting() as agent:
             imds.set_document(body(item("e", NotBefore=FUTURE)))
             eventually(lambda: agent.log.count("refused `announced`") == 2)
             yield agent
@@ -109,7 +111,7 @@ def test_list_with_url_prints_what_list_with_the_socket_prints(
 def test_list_with_url_chooses_a_sink(agent: RunningAgent, directory: Path) -> None:
     listed = notbefore("outbox", "list", "--sink", "other", "--json", *address(agent, directory))
 
-    (delivery,) = objects("outbox list", listed.stdout)
+    (delivery,) = parsed_output("outbox list", listed.stdout)
     assert delivery["sink"] == "other"
 
 

@@ -20,7 +20,7 @@ from notbefore.web.page.model import PageModel, TimelineEvent
 from notbefore.web.page.render import render, timer
 from support.agent import RunningAgent, eventually
 from support.azure import ME, PEER, Story, at, body, item
-from support.browser import Heard, chromium
+from support.browser import PageLog, chromium
 
 PHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 800}
@@ -65,7 +65,7 @@ def visit(browser: Browser, agent: RunningAgent, imds: Simulator) -> Iterator[Op
 
     def open_page(**settings: object) -> Page:
         page = browser.new_context(**{"viewport": DESK, **settings}).new_page()  # type: ignore[arg-type]  # any setting
-        heard.append(Heard(page))
+        heard.append(PageLog(page))
         page.goto(f"http://127.0.0.1:{agent.port}/")
         return page
 

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, configured, eventually, notbefore, run
+from support.agent import RunningAgent, eventually, notbefore, run, write_config
 from support.azure import listed
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text(encoding="utf-8")
 EXAMPLE: Final = PAGE[PAGE.index("## A sink of your own") :]
@@ -148,9 +148,9 @@ def test_failing_sinks_do_not_hurt_the_agent_and_the_others(
 class SlowPeer(HttpPeer):
     """Answers after a second: a courier that crashes at once does not live that long."""
 
-    def answer(self, handler: BaseHTTPRequestHandler, say: Say) -> None:
+    def answer(self, handler: BaseHTTPRequestHandler, answer: Answer) -> None:
         time.sleep(1.0)
-        super().answer(handler, say)
+        super().answer(handler, answer)
 
 
 def test_sink_that_crashes_the_courier_hurts_neither_agent_nor_slow_receivers(
@@ -195,7 +195,9 @@ def test_check_config_names_what_is_wrong_with_a_plugin(
 ) -> None:
     assert installed.is_dir()
 
-    checked = notbefore("check-config", configured(tmp_path / "state", {"sinks": {"phone": sink}}))
+    checked = notbefore(
+        "check-config", write_config(tmp_path / "state", {"sinks": {"phone": sink}})
+    )
 
     assert checked.returncode == 2
     assert "sinks.phone.plugin" in checked.stderr
@@ -209,7 +211,9 @@ def test_relative_file_of_a_plugin_starts_at_the_configuration(
     (tmp_path / "token").write_text("t0ken", encoding="utf-8")
     sink = plugin("gotify", url="https://push.example.org", token_file="token")
 
-    checked = notbefore("check-config", configured(tmp_path / "state", {"sinks": {"phone": sink}}))
+    checked = notbefore(
+        "check-config", write_config(tmp_path / "state", {"sinks": {"phone": sink}})
+    )
 
     assert checked.returncode == 0, checked.stderr
 

@@ -25,10 +25,10 @@ def test_recommendation_is_reported_and_withdrawn_and_never_approved(
         RunningAgent(imds.endpoint, tmp_path / "state", config, "--allow-approval") as agent,
     ):
         event_id = imds.start("spot-rebalance", speed=100)
-        agent.reported("announced")
+        agent.wait_for_changes("announced")
         by_hand = notbefore("approve", event_id, "--yes", "--state-dir", str(agent.state))
 
-        _, end = agent.reported("announced", "ended")
+        _, end = agent.wait_for_changes("announced", "ended")
 
         eventually(lambda: len(hook.requests) == 2)
 

@@ -19,15 +19,15 @@ from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import FUTURE, ME, body, item
 from support.hub import Hub
-from support.peers import HttpPeer, MailPeer, Say
+from support.peers import Answer, HttpPeer, MailPeer
 
 CANARY = "cAnArY"
 OTEL_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 HTTP_FAILURES = {
-    "throttled": Say(429, (("Retry-After", "1"),)),
-    "redirect": Say(302, (("Location", "http://127.0.0.1:9/elsewhere"),)),
-    "cut": Say(how="cut"),
-    "hang": Say(how="hang"),
+    "throttled": Answer(429, (("Retry-After", "1"),)),
+    "redirect": Answer(302, (("Location", "http://127.0.0.1:9/elsewhere"),)),
+    "cut": Answer(how="cut"),
+    "hang": Answer(how="hang"),
 }
 
 
@@ -42,9 +42,9 @@ class Echo(HttpPeer):
 
     most = 3_000  # bytes
 
-    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:  # noqa: ARG002 - whatever it was to say
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:  # noqa: ARG002 - it has answers of its own
         said = f"{handler.path} {handler.headers} {self.request(handler).body!r}".encode()
-        super().answer(handler, Say(400, body=said[: self.most]))
+        super().answer(handler, Answer(400, body=said[: self.most]))
 
 
 class Zoo:
@@ -119,9 +119,9 @@ class Zoo:
 def zoo_of(directory: Path, stack: ExitStack) -> Zoo:
     zoo = Zoo(directory)
     authority = trustme.CA()  # nobody trusts it
-    for way, say in HTTP_FAILURES.items():
+    for way, answer in HTTP_FAILURES.items():
         peer = stack.enter_context(HttpPeer())
-        peer.default = say
+        peer.default = answer
         zoo.http(way, peer.url)
     for most in (3_000, 200):
         echo = stack.enter_context(Echo())
@@ -184,7 +184,7 @@ def test_secrets_are_never_printed_when_something_fails(
             zoo.environment[headers["X-Key"]["env"]],
             os.environ[OTEL_HEADERS],
         )
-        echo.default = Say(400, body=" ".join(repeated).encode())  # it says what it should not
+        echo.default = Answer(400, body=" ".join(repeated).encode())  # it says what it should not
         heartbeat = {"every": "10s", **zoo.found("ping_url", f"http://127.0.0.1:9/{zoo.secret()}")}
         values = {
             "sinks": zoo.sinks,

@@ -16,10 +16,10 @@ from peers.slack import SlackWorkspace
 from support.agent import RunningAgent, courier_of, eventually, notbefore
 from support.azure import ME, STARTED, body, item
 from support.azurite import Azurite
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 
 REBOOT = {"EventType": "Reboot"}
 ANNOUNCED = body(item("e", **REBOOT))
@@ -94,8 +94,8 @@ def test_message_continues_after_kills_of_the_agent_and_its_courier(
 def test_reply_that_slack_limits_follows_later_in_the_same_thread(
     imds: Simulator, slack: SlackWorkspace, tmp_path: Path
 ) -> None:
-    limit = Say(429, (("Retry-After", "1"),), b'{"ok":false,"error":"ratelimited"}')
-    slack.answers.extend([Say(), limit])  # the message is posted, its reply is not
+    limit = Answer(429, (("Retry-After", "1"),), b'{"ok":false,"error":"ratelimited"}')
+    slack.answers.extend([Answer(), limit])  # the message is posted, its reply is not
     config = configuration(slack, tmp_path)
 
     with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
@@ -128,7 +128,7 @@ def test_drill_ends_its_message_when_no_route_sends_the_end(
     config = configuration(slack, tmp_path, routes)
     state = tmp_path / "state"
     with RunningAgent(imds.endpoint, state, config) as agent:
-        agent.listens()
+        agent.wait_until_listening()
         drill = notbefore("drill", config, "--state-dir", str(state))
 
     assert drill.returncode == 0, drill.stdout + drill.stderr
@@ -153,7 +153,7 @@ def test_another_fleet_instance_continues_the_message(
     web = vm("web_0")
     with Hub(tmp_path) as hub, Azurite(tmp_path) as blobs:
         checkpoints = {"connection_string": blobs.connection_string, "container": "notbefore"}
-        config = configured(tmp_path, hub, hook.url, checkpoints=checkpoints)
+        config = write_fleet_config(tmp_path, hub, hook.url, checkpoints=checkpoints)
         values = yaml.safe_load(config.read_text(encoding="utf-8"))
         values["sinks"] = {"oncall": bot(slack, tmp_path)}
         config.write_text(yaml.safe_dump(values), encoding="utf-8")

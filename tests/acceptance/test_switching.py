@@ -190,7 +190,7 @@ def test_drain_and_uncordon_run_with_the_variables_of_the_manager(
             item("E-3", EventType="Reboot", NotBefore=FUTURE, Resources=[PEER]),
         )
         imds.set_document(body(*others, incarnation=5))
-        agent.reported("announced", "started", "finished", "announced", "announced")
+        agent.wait_for_changes("announced", "started", "finished", "announced", "announced")
 
         eventually(lambda: get(agent.port, PENDING)[0] == 200)
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, configured, eventually, notbefore
+from support.agent import RunningAgent, eventually, notbefore, write_config
 from support.azure import listed
 from support.peers import HttpPeer
 
@@ -88,11 +88,11 @@ def test_check_config_names_each_failing_template(tmp_path: Path) -> None:
         },
         "messages": {"title": "{{ titel }}", "body": '{{ record["host.nam"] }}'},
     }
-    config = configured(tmp_path / "state", values)
+    config = write_config(tmp_path / "state", values)
 
     first = notbefore("check-config", config)
     values["messages"]["title"] = "{{ title }}"
-    second = notbefore("check-config", configured(tmp_path / "state", values))
+    second = notbefore("check-config", write_config(tmp_path / "state", values))
 
     assert first.returncode == second.returncode == 2
     assert "messages.title: the template uses titel" in first.stderr
@@ -104,7 +104,7 @@ def test_check_config_names_each_failing_template(tmp_path: Path) -> None:
 
 
 def test_agent_refuses_a_template_of_wrong_syntax(tmp_path: Path) -> None:
-    config = configured(tmp_path / "state", {"messages": {"body": "{% for %}"}})
+    config = write_config(tmp_path / "state", {"messages": {"body": "{% for %}"}})
 
     run = notbefore("run", config, "--state-dir", tmp_path / "state")
 
@@ -121,7 +121,7 @@ def test_render_shows_each_kind_of_event(tmp_path: Path) -> None:
         },
         "messages": {"title": "<{{ title }}>"},
     }
-    config = configured(tmp_path / "state", values)
+    config = write_config(tmp_path / "state", values)
 
     every_sink = notbefore("check-config", config, "--render", "--json")
     samples = [json.loads(line) for line in every_sink.stdout.splitlines()]

@@ -61,7 +61,7 @@ def test_agent_continues_when_a_newer_version_refuses_the_configuration(
                 config.write("records: {tags: [team]}\n")
             install(tmp_path / "opt", newer)
             imds.set_document(listed("E1"))
-            agent.reported("announced")
+            agent.wait_for_changes("announced")
 
             eventually(lambda: b"records" in get(agent.port, "/readyz")[1])
             assert agent.metric("notbefore_restart_needed") == 1

@@ -15,7 +15,7 @@ import pytest
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, RunningAgent, eventually
 from support.azure import FUTURE, ID, body, item, listed
-from support.printed import objects
+from support.json_output import parsed_output
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def test_pipe_gets_a_line_for_each_change(agent: RunningAgent, imds: Simulator) 
 
 def test_json_is_an_object_for_each_change(agent: RunningAgent, imds: Simulator) -> None:
     with watching(agent, "--json") as process:
-        (empty,) = objects("events --watch", *lines_of(process, 1))
+        (empty,) = parsed_output("events --watch", *lines_of(process, 1))
         imds.set_document(body(item(NotBefore=FUTURE)))
-        (listing,) = objects("events --watch", *lines_of(process, 1))
+        (listing,) = parsed_output("events --watch", *lines_of(process, 1))
 
     assert empty["events"] == []
     assert [event["event_id"] for event in listing["events"]] == [ID]

@@ -25,7 +25,7 @@ from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.web.access import load_web_config
 from notbefore.wording.records import record_of
-from support.azure import item, now
+from support.azure import item, observation
 
 CORPUS: Final = Path(__file__).parents[1] / "corpus"
 CHUNK: Final = 64 * 1024  # bytes that a socket holds until somebody reads
@@ -46,7 +46,7 @@ def document(data: bytes) -> None:
         assert len(event.resources) <= MAX_RESOURCES
         assert event.not_before is None or event.not_before.tzinfo is UTC
         assert event.duration is None or event.duration >= 0
-    for change in diff(Tracked(), parsed, now(0)).changes:
+    for change in diff(Tracked(), parsed, observation(0)).changes:
         line = record_of(change, None).line().decode()
         assert len(line.splitlines()) == 1
         assert not any(_rearranges_text(character) for character in line.rstrip("\n"))

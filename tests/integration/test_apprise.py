@@ -19,7 +19,7 @@ from notbefore.core.message import Message
 from notbefore.errors import SendError
 from support.azure import STARTED
 from support.messages import message, outcomes, sink_of
-from support.peers import HttpPeer, Request, Say
+from support.peers import Answer, HttpPeer, Request
 from support.raw_server import serving, tunnel
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "notifications.md"
@@ -97,7 +97,7 @@ def test_table_of_services_is_complete() -> None:
 
 
 def test_opsgenie_has_one_alert_for_the_steps_until_the_end(services: HttpPeer) -> None:
-    services.default = Say(202, body=b'{"requestId": "r-1"}')
+    services.default = Answer(202, body=b'{"requestId": "r-1"}')
     url = documented_urls()["Opsgenie"]
 
     announced, started, end = outcomes(sink_of(sink_for(url)), *STEPS)
@@ -116,7 +116,7 @@ def test_opsgenie_has_one_alert_for_the_steps_until_the_end(services: HttpPeer) 
 
 
 def test_teams_shows_a_card_for_each_step(services: HttpPeer) -> None:
-    services.default = Say(202)
+    services.default = Answer(202)
 
     send(documented_urls()["Teams"], *STEPS)
 
@@ -131,7 +131,7 @@ def test_teams_shows_a_card_for_each_step(services: HttpPeer) -> None:
 
 
 def test_telegram_shows_a_message_for_each_step(services: HttpPeer) -> None:
-    services.default = Say(body=b'{"ok": true, "result": {}}')
+    services.default = Answer(body=b'{"ok": true, "result": {}}')
 
     send(documented_urls()["Telegram"], *STEPS)
 
@@ -146,7 +146,7 @@ def test_telegram_shows_a_message_for_each_step(services: HttpPeer) -> None:
 
 
 def test_ntfy_shows_a_notification_for_each_step(services: HttpPeer) -> None:
-    services.default = Say(body=b"{}")
+    services.default = Answer(body=b"{}")
 
     send(documented_urls()["ntfy"], *STEPS)
 
@@ -169,7 +169,7 @@ def test_mattermost_shows_a_message_for_each_step(services: HttpPeer) -> None:
 
 
 def test_discord_shows_a_message_for_each_step(services: HttpPeer) -> None:
-    services.default = Say(204, body=b"")
+    services.default = Answer(204, body=b"")
 
     send(documented_urls()["Discord"], *STEPS)
 
@@ -183,7 +183,7 @@ def test_discord_shows_a_message_for_each_step(services: HttpPeer) -> None:
 def test_discord_shows_a_card_with_a_color_when_the_format_is_markdown(
     services: HttpPeer,
 ) -> None:
-    services.default = Say(204, body=b"")
+    services.default = Answer(204, body=b"")
 
     send(documented_urls()["Discord"] + "?format=markdown", STEPS[0], STEPS[2])
 
@@ -196,7 +196,7 @@ def test_discord_shows_a_card_with_a_color_when_the_format_is_markdown(
 def test_refusal_of_a_service_is_permanent_and_without_its_secret(
     services: HttpPeer, service: str
 ) -> None:
-    services.default = Say(400, body=b'{"ok": false, "description": "no"}')
+    services.default = Answer(400, body=b'{"ok": false, "description": "no"}')
 
     (error,) = outcomes(sink_of(sink_for(documented_urls()[service])), STEPS[0])
 

@@ -32,7 +32,7 @@ from notbefore.process.control_socket import ControlReply, ControlRequest
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, eventually
 from support.azure import FUTURE, ID, ME, PEER, body, item
-from support.sick import SickDisk
+from support.locked_disk import LockedDisk
 from support.tracking import SteppedClock, Tracking
 
 FREEZES = RuleMatch(event_type=("Freeze",))
@@ -125,7 +125,7 @@ class World:
         prefix = re.compile(r"azure\.scheduled_event\.(approval\.)?")
         records = [
             {prefix.sub("", name): value for name, value in record.items()}
-            for record in self.agent.said
+            for record in self.agent.records
         ]
         return [record for record in records if "approv" in record["change"]]
 
@@ -172,9 +172,9 @@ def test_event_named_by_a_rule_is_approved_once(
     ]
     assert world.approver.decide() == LONG_WAIT
     assert world.imds.start_requests == [ID]
-    assert len({record["azure.scheduled_event.change_id"] for record in world.agent.said}) == len(
-        world.agent.said
-    )
+    assert len(
+        {record["azure.scheduled_event.change_id"] for record in world.agent.records}
+    ) == len(world.agent.records)
 
 
 # ---- the last look
@@ -647,7 +647,7 @@ def test_approval_by_hand_is_not_sent_when_the_event_has_changed(
     world: World,
 ) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
-    with SickDisk(world.agent.store):
+    with LockedDisk(world.agent.store):
         assert "the state cannot be written" in world.by_hand().words
 
     world.imds.set_document(listed(DurationInSeconds=6))

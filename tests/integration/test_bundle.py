@@ -20,7 +20,7 @@ import yaml
 
 from support import agent
 from support.needs import needs
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -248,7 +248,7 @@ def test_fleet_script_installs_only_the_bundle_with_its_hash(script: str, tmp_pa
     assert "fill in the address of the bundle (https://...) and its SHA-256" in unfilled.stderr
 
     with HttpPeer(authority) as server:
-        server.default = Say(body=bundle)
+        server.default = Answer(body=bundle)
         script = script.replace("FILL-IN-BUNDLE-URL", f"{server.url}/bundle.tar.gz")
         wrong = install(script.replace("FILL-IN-BUNDLE-SHA256", "0" * 64))
 

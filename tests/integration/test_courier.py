@@ -21,8 +21,8 @@ from notbefore.courier.sink import Receipt, Sink
 from notbefore.courier.sinks import make
 from notbefore.errors import ConfigError, SendError
 from support.agent import PATIENCE, eventually
-from support.owner import CourierHere, Owner
-from support.peers import HttpPeer, Say
+from support.owner import CourierThreads, Owner
+from support.peers import Answer, HttpPeer
 
 
 class Recording(Sink):
@@ -87,7 +87,9 @@ def test_exception_of_a_sink_is_recorded_without_secrets(
     owner: Owner, error: Exception, state: str
 ) -> None:
     owner.add("a")
-    with CourierHere(owner, orders(), lambda _name: Recording(Mock(side_effect=error))) as courier:
+    with CourierThreads(
+        owner, orders(), lambda _name: Recording(Mock(side_effect=error))
+    ) as courier:
         courier.until(lambda: owner.results)
 
     (row,) = owner.rows
@@ -100,7 +102,7 @@ def test_exception_of_a_sink_is_recorded_without_secrets(
 def test_unreadable_record_is_a_dead_letter(owner: Owner) -> None:
     owner.add("a", record=b"nonsense")
 
-    with CourierHere(owner, orders(), lambda _name: Recording()) as courier:
+    with CourierThreads(owner, orders(), lambda _name: Recording()) as courier:
         courier.to_end()
 
     assert owner.left == {"a": "dead"}
@@ -111,7 +113,7 @@ def test_refused_repetition_is_reported_as_a_repetition(
 ) -> None:
     act = Mock(side_effect=chain([Receipt(repeat=0.0)], repeat(SendError("401", permanent=True))))
     owner.add("a")
-    with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
+    with CourierThreads(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: len(owner.results) == 2)
 
     assert owner.left == {"a": "repeating"}
@@ -132,7 +134,7 @@ def test_failing_sink_is_logged_once_a_minute_until_it_accepts_again(
     act = Mock(side_effect=chain(failures, repeat(Receipt())))
     owner.add("a", "b", "c", "d")
 
-    with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
+    with CourierThreads(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: list(owner.left.values()) == ["dead"])
 
     assert [
@@ -157,7 +159,7 @@ def test_hung_delivery_fails_and_those_behind_it_are_due_again(owner: Owner) -> 
     both = orders(timeout="1s").sinks | {
         "run": SinkConfig(command=Command(command=("true",), timeout=Duration("1s")))
     }
-    with CourierHere(owner, Orders(both), lambda _name: Recording(act)) as courier:
+    with CourierThreads(owner, Orders(both), lambda _name: Recording(act)) as courier:
         courier.until(lambda: courier.replaced)
         outcomes = {result.delivery_id: result.outcome for result in owner.results}
 
@@ -188,7 +190,7 @@ def test_hung_delivery_that_arrives_after_all_is_not_sent_again(
         return Receipt()
 
     given = Orders(orders("slow", timeout="200ms").sinks | orders("other").sinks)
-    with CourierHere(owner, given, lambda _name: Recording(act)) as courier:
+    with CourierThreads(owner, given, lambda _name: Recording(act)) as courier:
         courier.until(lambda: owner.results)
 
         assert [(result.delivery_id, result.outcome) for result in owner.results] == [
@@ -215,7 +217,7 @@ def test_courier_waits_for_a_running_command_when_another_sink_hangs(owner: Owne
     owner.add("x", sink="hangs")
     owner.add("y", sink="runs", once=True)
 
-    with CourierHere(owner, given, lambda name: sinks[name]) as courier:
+    with CourierThreads(owner, given, lambda name: sinks[name]) as courier:
         courier.until(lambda: [result for result in owner.results if result.delivery_id == "x"])
         owner.add("z", sink="other")  # the others are served meanwhile
 
@@ -239,7 +241,7 @@ def test_sink_that_asks_for_a_pause_gets_no_delivery_until_then(owner: Owner) ->
     owner.add(*map(str, range(30)))
     owner.add("x", sink="other")
     sinks = {"chat": Recording(act), "other": Recording()}
-    with CourierHere(owner, orders(*sinks), lambda name: sinks[name]) as courier:
+    with CourierThreads(owner, orders(*sinks), lambda name: sinks[name]) as courier:
         courier.to_end()
 
     assert sinks["chat"].sent == ["0", "1"]
@@ -254,19 +256,19 @@ def test_changed_secret_is_used_from_the_next_refusal_on(owner: Owner, tmp_path:
     key.write_text("old", encoding="utf-8")
 
     class Rotating(HttpPeer):
-        def answer(self, handler: Any, say: Say) -> None:
+        def answer(self, handler: Any, answer: Answer) -> None:
             key.write_text("new", encoding="utf-8")
-            super().answer(handler, say)
+            super().answer(handler, answer)
 
     owner.add("a", "b", "c")
     with Rotating() as peer:
-        peer.answers.extend((Say(200), Say(401), Say(200), Say(401)))
+        peer.answers.extend((Answer(200), Answer(401), Answer(200), Answer(401)))
         settings = Webhook(
             url=Secret(peer.url), headers={"Key": Secret(str(key), "file")}, allow_private=True
         )
         given = Orders({"chat": SinkConfig(webhook=settings)})
 
-        with CourierHere(
+        with CourierThreads(
             owner, given, lambda name: make(name, given.sinks[name], given.messages)
         ) as courier:
             courier.until(lambda: len(owner.results) == 3)
@@ -299,7 +301,7 @@ def test_replaced_courier_waits_two_seconds_or_for_its_command(
     over = threading.Event()
     given = Orders({"chat": COMMAND}) if runs_once else orders()
     owner.add("a", once=runs_once)
-    with CourierHere(owner, given, lambda _name: Recording(waiting(over, begun))) as courier:
+    with CourierThreads(owner, given, lambda _name: Recording(waiting(over, begun))) as courier:
         courier.until(begun.is_set)
         left = time.monotonic()
         courier.supervisor.reconfigure(given)
@@ -355,7 +357,7 @@ def test_slow_command_does_not_delay_that_of_another_event(owner: Owner, tmp_pat
     commands = WaitingCommands(tmp_path)
     owner.add("freeze", sink="run", once=True)
 
-    with CourierHere(owner, commands.orders, commands.make) as courier:
+    with CourierThreads(owner, commands.orders, commands.make) as courier:
         courier.until(lambda: commands.log == ["begin freeze"])
 
         owner.add("preempt", sink="run", once=True)
@@ -370,7 +372,7 @@ def test_commands_of_one_event_run_in_order(owner: Owner, tmp_path: Path) -> Non
     commands = WaitingCommands(tmp_path)
     owner.add("announced", "started", sink="run", event="freeze", once=True)
     owner.add("other", sink="run", once=True)
-    with CourierHere(owner, commands.orders, commands.make) as courier:
+    with CourierThreads(owner, commands.orders, commands.make) as courier:
         courier.until(lambda: {"begin announced", "begin other"} <= {*commands.log})
         commands.release()
         courier.to_end()
@@ -385,7 +387,7 @@ def test_commands_side_by_side_are_bounded(owner: Owner, tmp_path: Path) -> None
     commands = WaitingCommands(tmp_path)
     owner.add(*map(str, range(Command.SIDE_BY_SIDE + 2)), sink="run", once=True)
 
-    with CourierHere(owner, commands.orders, commands.make) as courier:
+    with CourierThreads(owner, commands.orders, commands.make) as courier:
         courier.until(lambda: len(commands.log) == Command.SIDE_BY_SIDE)
         turns_later = time.monotonic() + 2.5
         courier.until(lambda: time.monotonic() > turns_later)
@@ -411,7 +413,7 @@ def test_slow_receiver_does_not_delay_another_event(
         return Receipt()
 
     owner.add("slow-1")
-    with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
+    with CourierThreads(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: sent == ["slow-1"])
         owner.add("slow-2")
         courier.until(lambda: sent == ["slow-1", "slow-2"])
@@ -436,7 +438,7 @@ def test_slow_attempt_returns_what_waits_behind_it(
             over.wait(PATIENCE)
         return Receipt()
 
-    with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
+    with CourierThreads(owner, orders(), lambda _name: Recording(act)) as courier:
         owner.add("quick")  # from now on the sink is given several at a time
         courier.until(lambda: owner.results)
         owner.add(*map(str, range(10)))

@@ -20,7 +20,7 @@ from notbefore.imds.client import FALLBACK, NEWEST
 from notbefore.imds.elsewhere import address_in, candidates, why_not
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
-from support.agent import PATIENCE, eventually, free_port, polled
+from support.agent import PATIENCE, eventually, free_port, wait_for_polls
 from support.raw_server import answer, serving
 from support.tracking import Tracking
 
@@ -129,12 +129,12 @@ def test_parser_of_leases_accepts_any_bytes(noise: bytes) -> None:
 
 
 def version_of(agent: Tracking) -> str:
-    return agent.known.poll.api_version
+    return agent.snapshot.poll.api_version
 
 
 def test_auto_uses_the_newest_version_that_imds_answers(tmp_path: Path) -> None:
     with Simulator() as imds, watching(tmp_path, endpoint=imds.endpoint) as (agent, _):
-        eventually(lambda: agent.known.poll.answered)
+        eventually(lambda: agent.snapshot.poll.answered)
 
         assert version_of(agent) == NEWEST
 
@@ -149,11 +149,11 @@ def test_auto_falls_back_when_imds_refuses_the_newest_version(
         imds.refuse_version(NEWEST, status)
 
         with watching(tmp_path, endpoint=imds.endpoint) as (agent, _):
-            polled(imds, 5)
+            wait_for_polls(imds, 5)
 
             assert version_of(agent) == FALLBACK
             assert agent.runtime.current.api_version == FALLBACK
-            assert agent.known.poll.failure is None
+            assert agent.snapshot.poll.failure is None
 
     assert sum("does not know api-version" in line for line in caplog.messages) == 1
 
@@ -178,7 +178,7 @@ def test_auto_keeps_the_version_when_imds_refuses_all(tmp_path: Path) -> None:
         imds.fault("status", 404, times=1000)
 
         with watching(tmp_path, endpoint=imds.endpoint) as (agent, _):
-            eventually(lambda: agent.known.poll.failure == "not_found")
+            eventually(lambda: agent.snapshot.poll.failure == "not_found")
 
             assert agent.runtime.current.api_version == NEWEST
 
@@ -189,16 +189,16 @@ def test_poll_after_a_timeout_waits_for_a_slow_answer(
     monkeypatch.setattr(polling, "TIMEOUT", 0.3)
     monkeypatch.setattr(polling, "FIRST_TIMEOUT", 5.0)
     with Simulator() as imds, watching(tmp_path, endpoint=imds.endpoint) as (agent, _):
-        eventually(lambda: agent.known.poll.answered)
+        eventually(lambda: agent.snapshot.poll.answered)
 
         imds.fault("slow", 0.8, times=1000)
 
-        eventually(lambda: agent.known.poll.took > 0.7)
+        eventually(lambda: agent.snapshot.poll.took > 0.7)
 
-        timeouts = agent.known.poll.figures.results["timeout"]
-        polled(imds, 3)
+        timeouts = agent.snapshot.poll.figures.results["timeout"]
+        wait_for_polls(imds, 3)
 
-        assert agent.known.poll.figures.results["timeout"] == timeouts
+        assert agent.snapshot.poll.figures.results["timeout"] == timeouts
 
 
 @contextmanager
@@ -224,16 +224,16 @@ def test_found_endpoint_is_kept_until_it_is_silent_for_long(
     with Simulator(vms=("first",)) as imds, Simulator(vms=("second",)) as other:
         monkeypatch.setenv("SCHEDULEDEVENTSIP", imds.endpoint)
         with watching(tmp_path, endpoint=silent) as (agent, _):
-            eventually(lambda: agent.known.vm_name == "first" and agent.known.poll.answered)
+            eventually(lambda: agent.snapshot.vm_name == "first" and agent.snapshot.poll.answered)
 
             monkeypatch.setenv("SCHEDULEDEVENTSIP", other.endpoint)
-            polled(imds, 10)  # two seconds of polls
+            wait_for_polls(imds, 10)  # two seconds of polls
 
             assert agent.runtime.current.endpoint == imds.endpoint
 
             imds.fault("status", times=1000)
             eventually(lambda: agent.runtime.current.endpoint == other.endpoint)
-            eventually(lambda: agent.known.vm_name == "second")
+            eventually(lambda: agent.snapshot.vm_name == "second")
 
 
 def test_late_imds_is_not_searched_elsewhere(
@@ -248,7 +248,7 @@ def test_late_imds_is_not_searched_elsewhere(
         usual_is(imds.endpoint, monkeypatch)
         imds.fault("status", times=2)
         with watching(tmp_path, endpoint=imds.endpoint) as (agent, watcher):
-            eventually(lambda: agent.known.vm is not None and agent.known.poll.answered)
+            eventually(lambda: agent.snapshot.vm is not None and agent.snapshot.poll.answered)
             assert not watcher.trouble
 
 

@@ -20,7 +20,7 @@ from notbefore.config.sinks import Email, Messages, SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.errors import SendError
 from support.azure import STARTED
-from support.browser import Heard, chromium
+from support.browser import PageLog, chromium
 from support.messages import LINKS, message, sent, sink_of
 from support.peers import MailPeer
 
@@ -178,7 +178,7 @@ def test_html_is_readable_without_pictures_on_a_phone(
 
     with chromium() as browser:
         page = browser.new_page(color_scheme=scheme, viewport={"width": 320, "height": 600})
-        heard = Heard(page)
+        heard = PageLog(page)
         page.set_content(part(mail, "html"))
         width = page.evaluate("document.documentElement.scrollWidth")
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -25,8 +25,8 @@ from notbefore.errors import SendError
 from support.agent import PATIENCE
 from support.azure import ID, STARTED
 from support.hub import Hub, Stored
-from support.messages import message, outcomes, recording, sink_of
-from support.peers import HttpPeer, Say
+from support.messages import message, outcomes, sink_of, with_record_fields
+from support.peers import Answer, HttpPeer
 
 # a connection that the SDK forgets is found at the end of the test that opened it
 pytestmark = pytest.mark.usefixtures("collected")
@@ -83,7 +83,7 @@ def test_changes_arrive_as_cloud_events_keyed_by_their_vms_group(hub: Hub) -> No
 
 def test_interrupted_message_is_not_repeated_by_the_sdk(hub: Hub) -> None:
     with closing(sink_of(config(hub))) as sink:
-        large = recording(message(), body="x" * 200_000)  # several frames
+        large = with_record_fields(message(), body="x" * 200_000)  # several frames
         # The SDK sends a batch twice, whatever its settings are. A third attempt would succeed.
         hub.order("cut:2")
 
@@ -102,7 +102,7 @@ def test_oversized_message_is_refused_for_good_and_the_next_arrives(
     tmp_path: Path,
 ) -> None:
     with Hub(tmp_path, "--max-message", "9000") as small:
-        huge = recording(message(), body="x" * 9_000)
+        huge = with_record_fields(message(), body="x" * 9_000)
         later = message({"EventId": "later"})
 
         refused, arrived = sent(config(small), huge, later)
@@ -179,7 +179,7 @@ def imds_with_token() -> Iterator[HttpPeer]:
     }
     headers = (("Content-Type", "application/json"),)
     with HttpPeer() as imds:
-        imds.default = Say(200, headers, json.dumps(token).encode())
+        imds.default = Answer(200, headers, json.dumps(token).encode())
         yield imds
 
 

@@ -33,7 +33,7 @@ from notbefore.fleet.snapshot import Position
 from notbefore.fleet.snapshot_store import FileSnapshots, LostPartitionError
 from notbefore.fleet.waves import Notification
 from support.agent import eventually
-from support.fleet_instance import configured, send
+from support.fleet_instance import send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
 
@@ -96,7 +96,7 @@ def consuming(
     **fleet: Any,
 ) -> Iterator[tuple[Consumer, list[bytes]]]:
     """Run a consumer in a thread; yield it and the records of its notifications."""
-    config = load(configured(directory, hub, "http://127.0.0.1:9/", **fleet), {}, {})
+    config = load(write_fleet_config(directory, hub, "http://127.0.0.1:9/", **fleet), {}, {})
     assert config.fleet
     snapshots = snapshots or FileSnapshots(directory / "partitions")
     written: list[bytes] = []

@@ -9,7 +9,7 @@ import pytest
 
 from notbefore.errors import StoreError
 from notbefore.fleet.history import History, PastEvent, read_past
-from support.past import THEN, past
+from support.past_events import THEN, past_event
 
 NOW = THEN.timestamp()
 
@@ -28,12 +28,12 @@ def test_rewritten_event_replaces_its_earlier_entry(tmp_path: Path) -> None:
     later = THEN + timedelta(hours=1)
     write(
         tmp_path,
-        past("A", outcome="unknown"),
-        past("B"),
-        past("B", nth=1),
-        past("B", resource_group="lab"),
+        past_event("A", outcome="unknown"),
+        past_event("B"),
+        past_event("B", nth=1),
+        past_event("B", resource_group="lab"),
     )
-    history = write(tmp_path, past("a", closed=later))
+    history = write(tmp_path, past_event("a", closed=later))
 
     assert ids(read_past(history.past(0.0))) == ["B", "B", "B", "a"]
     (event,) = read_past(history.past(NOW + 60))  # only those that ended since then
@@ -42,8 +42,10 @@ def test_rewritten_event_replaces_its_earlier_entry(tmp_path: Path) -> None:
 
 
 def test_corrected_entry_keeps_what_was_measured_before(tmp_path: Path) -> None:
-    unknown = past("A", outcome="unknown", notice=(840.0,), azure_notice=None)
-    of_azure = past("A", notice=(), measured={}, reported_by=0, azure_notice=0.0, ended_by="azure")
+    unknown = past_event("A", outcome="unknown", notice=(840.0,), azure_notice=None)
+    of_azure = past_event(
+        "A", notice=(), measured={}, reported_by=0, azure_notice=0.0, ended_by="azure"
+    )
 
     history = write(tmp_path, unknown, of_azure)
     history.write([of_azure], NOW)
@@ -56,11 +58,11 @@ def test_corrected_entry_keeps_what_was_measured_before(tmp_path: Path) -> None:
 
 
 def test_unreadable_entry_is_replaced(tmp_path: Path) -> None:
-    history = write(tmp_path, past("A"))
+    history = write(tmp_path, past_event("A"))
     with sqlite3.connect(history.path) as database:
         database.execute("UPDATE past SET event = ?", [b"{"])
 
-    history.write([past("A", outcome="canceled")], NOW)
+    history.write([past_event("A", outcome="canceled")], NOW)
 
     (event,) = read_past(history.past(0.0))
     assert event.outcome == "canceled"
@@ -69,8 +71,10 @@ def test_unreadable_entry_is_replaced(tmp_path: Path) -> None:
 def test_newest_entry_counts_when_histories_of_instances_are_merged(
     tmp_path: Path,
 ) -> None:
-    first = write(tmp_path / "first", past("A"), past("B", outcome="unknown"))
-    second = write(tmp_path / "second", past("B", closed=THEN + timedelta(seconds=9)), past("C"))
+    first = write(tmp_path / "first", past_event("A"), past_event("B", outcome="unknown"))
+    second = write(
+        tmp_path / "second", past_event("B", closed=THEN + timedelta(seconds=9)), past_event("C")
+    )
     empty = History(tmp_path / "empty")
     unreadable = b"{"
 
@@ -82,7 +86,7 @@ def test_newest_entry_counts_when_histories_of_instances_are_merged(
 
 def test_history_deletes_events_older_than_its_limit(tmp_path: Path) -> None:
     history = History(tmp_path, keep=86_400.0)
-    history.write([past("A", closed=THEN - timedelta(days=2)), past("B")], NOW)
+    history.write([past_event("A", closed=THEN - timedelta(days=2)), past_event("B")], NOW)
 
     assert ids(read_past(history.past(0.0))) == ["B"]
 
@@ -96,7 +100,7 @@ def test_history_is_empty_until_its_table_is_created(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", [None, b"\xff", "text"])
 def test_unreadable_entry_is_an_error_with_the_remedy(tmp_path: Path, entry: object) -> None:
-    history = write(tmp_path, past("A"))
+    history = write(tmp_path, past_event("A"))
     database = sqlite3.connect(history.path, isolation_level=None)
     database.execute("UPDATE past SET event = ?", [entry])
     database.close()

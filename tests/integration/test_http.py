@@ -17,7 +17,7 @@ from notbefore.errors import SendError
 from notbefore.net.addresses import check_address
 from notbefore.net.http import Http
 from notbefore.net.response import MAX_REFUSAL
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 from support.raw_server import Talk, answer, raw, serving
 
 TIMEOUT = 0.5  # seconds
@@ -193,7 +193,7 @@ def test_continue_before_the_answer_is_skipped(http: Http) -> None:
 
 def test_refusal_is_read_for_a_few_kib(http: Http) -> None:
     with HttpPeer() as peer:
-        peer.default = Say(500, body=b"x" * 30_000_000)
+        peer.default = Answer(500, body=b"x" * 30_000_000)
 
         response = http.post(peer.url, JSON)
 
@@ -376,7 +376,7 @@ def test_dripped_answer_over_tls_ends_at_the_timeout(authority: trustme.CA, tmp_
     client = Http(TIMEOUT, ca_file=str(tmp_path / "ca.pem"))
     with HttpPeer(authority) as peer:
         assert client.post(peer.url, JSON).status == 200
-        peer.default = Say(how="drip")
+        peer.default = Answer(how="drip")
         started = time.monotonic()
         with pytest.raises(SendError, match=r"no complete answer within 0\.5 s"):
             client.post(peer.url, JSON)

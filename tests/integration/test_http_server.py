@@ -37,11 +37,11 @@ from notbefore.web.server import WORKERS, HttpServer
 from support.agent import becomes, eventually, free_port
 from support.azure import PEER, STARTED, Story, at, item
 from support.needs import needs
-from support.shown import (
+from support.served_view import (
     METRICS,
     NOTHING_PENDING,
     REQUEST,
-    Shown,
+    StubView,
     ask,
     connected,
     dripping,
@@ -51,12 +51,12 @@ from support.shown import (
 
 
 @pytest.fixture
-def view() -> Shown:
-    return Shown()
+def view() -> StubView:
+    return StubView()
 
 
 @pytest.fixture
-def server(view: Shown) -> Iterator[HttpServer]:
+def server(view: StubView) -> Iterator[HttpServer]:
     with serving(view=view) as served:
         yield served
 
@@ -95,7 +95,7 @@ def test_health_of_a_well_agent_is_ok(server: HttpServer) -> None:
     assert body == b'{"status":"ok","reasons":[]}'
 
 
-def test_health_of_an_ill_agent_has_the_reasons(server: HttpServer, view: Shown) -> None:
+def test_health_of_an_ill_agent_has_the_reasons(server: HttpServer, view: StubView) -> None:
     view.verdict = CheckResult(ok=False, reasons=("no beat",))
 
     status, _, body = ask(server, "/healthz")
@@ -134,7 +134,7 @@ UNREADABLE = replace(NOTHING_PENDING, unreadable=1)
     ],
 )
 def test_readiness_depends_on_the_queried_events_of_this_vm(
-    server: HttpServer, view: Shown, listed_now: PendingView, query: str, status: int
+    server: HttpServer, view: StubView, listed_now: PendingView, query: str, status: int
 ) -> None:
     view.listed = listed_now
 
@@ -151,7 +151,7 @@ def test_readiness_refuses_a_wrong_query(server: HttpServer, query: str) -> None
     assert b"expected" in body
 
 
-def test_readiness_names_the_event(server: HttpServer, view: Shown) -> None:
+def test_readiness_names_the_event(server: HttpServer, view: StubView) -> None:
     view.listed = listed(**STARTED)
 
     _, _, body = ask(server, "/readyz?pending=Reboot")
@@ -160,7 +160,7 @@ def test_readiness_names_the_event(server: HttpServer, view: Shown) -> None:
 
 
 def test_readiness_fails_when_it_is_unknown_whether_an_event_is_pending(
-    server: HttpServer, view: Shown
+    server: HttpServer, view: StubView
 ) -> None:
     view.verdict = CheckResult(ok=False, reasons=("IMDS does not answer",))
 
@@ -168,7 +168,7 @@ def test_readiness_fails_when_it_is_unknown_whether_an_event_is_pending(
 
 
 def test_failing_route_is_logged_and_its_answer_reveals_nothing(
-    server: HttpServer, view: Shown, caplog: pytest.LogCaptureFixture
+    server: HttpServer, view: StubView, caplog: pytest.LogCaptureFixture
 ) -> None:
     view.broken = True
 
@@ -200,7 +200,7 @@ def test_page_may_load_only_its_own_files(server: HttpServer) -> None:
 
 
 def test_page_is_rendered_at_most_twice_a_second(
-    server: HttpServer, view: Shown, monkeypatch: pytest.MonkeyPatch
+    server: HttpServer, view: StubView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = time.monotonic()
     number = itertools.count(1)
@@ -255,7 +255,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
     ],
 )
 def test_history_query_selects_since_and_limit(
-    server: HttpServer, view: Shown, query: str, since: datetime | None, limit: int
+    server: HttpServer, view: StubView, query: str, since: datetime | None, limit: int
 ) -> None:
     status, _, _ = ask(server, f"/api/v1/history{query}")
 
@@ -385,7 +385,7 @@ def test_pipelined_requests_get_at_least_the_first_answer(
 
 
 @pytest.mark.alone
-def test_clients_that_do_not_read_delay_no_other_client(server: HttpServer, view: Shown) -> None:
+def test_clients_that_do_not_read_delay_no_other_client(server: HttpServer, view: StubView) -> None:
     view.body = os.urandom(20_000_000)  # more than the system's buffers hold
     longest = 0.0
 
@@ -407,7 +407,7 @@ def test_clients_that_do_not_read_delay_no_other_client(server: HttpServer, view
 
 @pytest.mark.alone
 def test_full_memory_cuts_only_clients_that_do_not_read(
-    server: HttpServer, view: Shown, monkeypatch: pytest.MonkeyPatch
+    server: HttpServer, view: StubView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "MAX_UNREAD", 60_000_000)
     large = os.urandom(40_000_000)
@@ -444,7 +444,7 @@ def _is_stalled(server: HttpServer, client: socket.socket) -> bool:
     return _stalled_since(server, client) < math.inf
 
 
-class Waiting(Shown):
+class Waiting(StubView):
     """``/metrics`` waits until it is released."""
 
     def __init__(self) -> None:
@@ -559,13 +559,13 @@ def test_server_stops_within_a_second(connections: int) -> None:
 
 
 @pytest.mark.parametrize("listen", ["no-such-host.invalid:1", "192.0.2.1:1"])
-def test_address_that_cannot_be_bound_is_an_error(view: Shown, listen: str) -> None:
+def test_address_that_cannot_be_bound_is_an_error(view: StubView, listen: str) -> None:
     with pytest.raises(ListenError):
         HttpServer(Server(listen=listen), view.app)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
-def test_address_in_use_is_named_with_the_likely_reason(view: Shown, host: str) -> None:
+def test_address_in_use_is_named_with_the_likely_reason(view: StubView, host: str) -> None:
     listen = f"{host}:{free_port()}"
 
     reason = f"cannot listen at {listen}: .*is another notbefore running"

@@ -25,7 +25,7 @@ from peers.kubernetes import NODE, READY, VERSIONS, Kubernetes, status
 from support.agent import RunningAgent, eventually
 from support.azure import ID, ME, PEER, STARTED, at, body, listed
 from support.messages import message, sent
-from support.peers import Say
+from support.peers import Answer
 
 REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
 REFUSAL = {
@@ -263,7 +263,7 @@ def test_refusal_tells_cause_and_whether_to_try_again(code: int, cluster: Kubern
 
 
 def test_throttled_request_waits_as_told(cluster: Kubernetes) -> None:
-    cluster.default = Say(429, (("Retry-After", "17"),), b"Too many requests")
+    cluster.default = Answer(429, (("Retry-After", "17"),), b"Too many requests")
 
     with pytest.raises(SendError) as raised:
         sent(config_of(cluster), message(REBOOT))
@@ -284,7 +284,7 @@ OTHER_ANSWERS = [
 
 @pytest.mark.parametrize("answer", OTHER_ANSWERS)
 def test_success_of_other_server_is_refused(answer: bytes, cluster: Kubernetes) -> None:
-    cluster.default = Say(200, body=answer)
+    cluster.default = Answer(200, body=answer)
 
     with pytest.raises(SendError):
         sent(config_of(cluster), message(REBOOT))
@@ -315,7 +315,7 @@ def test_certificate_of_other_ca_is_refused(cluster: Kubernetes, tmp_path: Path)
 
 
 def test_slow_api_server_ends_the_attempt(cluster: Kubernetes) -> None:
-    cluster.default = Say(how="drip")
+    cluster.default = Answer(how="drip")
 
     with pytest.raises(SendError, match=r"no complete answer within 0\.33 s") as raised:
         sent(config_of(cluster, timeout=Duration("1s")), message(REBOOT))

@@ -53,7 +53,7 @@ from peers.otlp import (
 from support.agent import PATIENCE, eventually, free_port
 from support.azure import PEER, STARTED, Story, at, item
 from support.messages import message, outcomes
-from support.peers import Say
+from support.peers import Answer
 
 POLLS = "notbefore_polls"
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
@@ -211,7 +211,7 @@ def test_results_of_exports_are_counted_and_logged_once(
         key.unlink()
         eventually(lambda: counts["metrics", "failure"] >= 2)
 
-        receiver.default = Say(200)
+        receiver.default = Answer(200)
         key.write_text("hunter3", encoding="utf-8")
 
         eventually(lambda: counts["metrics", "success"] >= 1)
@@ -352,7 +352,7 @@ def test_answer_without_partial_success_rejects_nothing(body: bytes) -> None:
 )
 def test_answer_that_is_not_otlp_is_a_temporary_failure(body: bytes) -> None:
     with Receiver() as receiver:
-        receiver.default = Say(200, (("Content-Type", "text/html"),), body)
+        receiver.default = Answer(200, (("Content-Type", "text/html"),), body)
 
         (error,) = sent(receiver.url, message())
 
@@ -545,7 +545,7 @@ def test_login_of_netrc_is_not_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize("status", [301, 307])
 def test_redirect_is_a_failure_and_not_followed(status: int) -> None:
     with Receiver() as receiver, Receiver() as other:
-        receiver.default = Say(status, (("Location", f"{other.url}/v1/metrics"),), b"")
+        receiver.default = Answer(status, (("Location", f"{other.url}/v1/metrics"),), b"")
 
         with pytest.raises(SendError, match=str(status)):
             sender_to(to(receiver.url), "metrics").send(MetricsData([]))

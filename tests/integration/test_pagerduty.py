@@ -18,7 +18,7 @@ from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.azure import ID, ME, PEER, STARTED
 from support.messages import LINKS, message
 from support.messages import sent as messages_sent
-from support.peers import Say
+from support.peers import Answer
 
 REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
 
@@ -96,31 +96,31 @@ def test_longest_event_stays_within_the_limits_of_pagerduty(pager: PagerDuty) ->
 
 
 @pytest.mark.parametrize(
-    "say",
+    "answer",
     [
-        Say(202, body=b'["success"]'),
-        Say(202, body=b"[" * 60_000),
-        Say(202, body=b""),
-        Say(200, body=b'{"status": "success"}'),
+        Answer(202, body=b'["success"]'),
+        Answer(202, body=b"[" * 60_000),
+        Answer(202, body=b""),
+        Answer(200, body=b'{"status": "success"}'),
     ],
 )
-def test_any_success_accepts_an_event(pager: PagerDuty, say: Say) -> None:
-    pager.default = say
+def test_any_success_accepts_an_event(pager: PagerDuty, answer: Answer) -> None:
+    pager.default = answer
 
     sent(pager, message(REBOOT))
 
 
 @pytest.mark.parametrize(
-    ("say", "permanent"),
+    ("answer", "permanent"),
     [
-        (Say(202, body=b'{"status": "failure"}'), False),
-        (Say(400, body=b'{"status": "invalid event"}'), True),
+        (Answer(202, body=b'{"status": "failure"}'), False),
+        (Answer(400, body=b'{"status": "invalid event"}'), True),
     ],
 )
 def test_answer_with_another_status_accepts_nothing(
-    pager: PagerDuty, say: Say, *, permanent: bool
+    pager: PagerDuty, answer: Answer, *, permanent: bool
 ) -> None:
-    pager.default = say
+    pager.default = answer
 
     with pytest.raises(SendError) as raised:
         sent(pager, message(REBOOT))

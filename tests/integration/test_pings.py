@@ -13,7 +13,7 @@ from notbefore.agent.view import PingStatus
 from notbefore.config.model import HeartbeatConfig
 from notbefore.config.secret import Secret
 from support.azure import ME
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 
 BEGINS = PingStatus("start", "0 events listed; IMDS has given no valid answer yet", ME)
 WELL = PingStatus("success", "1 event listed", ME)
@@ -56,11 +56,11 @@ def test_failed_pings_are_logged_once_without_the_address(
     caplog.set_level(logging.INFO, "notbefore")
     peer.answers.extend(
         [
-            Say(500),
-            Say(500),
-            Say(302, (("Location", f"{peer.url}/else"),)),
-            Say(how="cut"),
-            Say(200),
+            Answer(500),
+            Answer(500),
+            Answer(302, (("Location", f"{peer.url}/else"),)),
+            Answer(how="cut"),
+            Answer(200),
         ]
     )
 

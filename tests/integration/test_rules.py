@@ -29,7 +29,7 @@ from notbefore.wording.phrases import (
 )
 from support.agent import run
 from support.azure import at, item
-from support.fast_motion import Chapters, FleetInstance, FleetVm, Items, Target, scraped
+from support.fast_motion import Chapters, FleetInstance, FleetVm, Items, Target, input_series
 from support.needs import needs
 
 ROOT: Final = Path(__file__).parents[2]
@@ -946,7 +946,7 @@ def written(case: Case) -> dict[str, Any]:
     return {
         "name": story,
         "interval": f"{interval}s",
-        "input_series": scraped(fleet, last // 60 + 1, interval, WANTED),
+        "input_series": input_series(fleet, last // 60 + 1, interval, WANTED),
         "alert_rule_test": [
             {"eval_time": f"{second}s", "alertname": alert, "exp_alerts": expected}
             for (alert, second), expected in firing.items()
@@ -1009,7 +1009,7 @@ def test_rules_and_sinks_agree_on_severities(tmp_path: Path) -> None:
         severity = severity_of(event_type, ahead, duration if duration >= 0 else None)
         severities[f'{{event_id="{event_id}", severity="{severity}"}}'] = 1
     expr = "group by (event_id, severity) (event:azure_scheduled_event:severity)"
-    series = scraped(vms({0: events}), 1, 15, WANTED)
+    series = input_series(vms({0: events}), 1, 15, WANTED)
     checked(
         tmp_path,
         {
@@ -1042,7 +1042,7 @@ def test_webdevops_rules_record_the_names_of_the_other_exporter(tmp_path: Path) 
         ),
     ]
     promtool("check", "rules", "--lint=all", "--lint-fatal", webdevops)
-    series = scraped(vms(LIFE), 10, 15, wanted)
+    series = input_series(vms(LIFE), 10, 15, wanted)
     checked(
         tmp_path,
         {"interval": "15s", "input_series": series, "promql_expr_test": expected},

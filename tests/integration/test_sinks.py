@@ -27,8 +27,8 @@ from notbefore.net.http import Http
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import eventually, has_ended
 from support.azure import ID, ME, STARTED, T0, at
-from support.messages import message, recording, sent
-from support.peers import HttpPeer, Request, Say, black_hole
+from support.messages import message, sent, with_record_fields
+from support.peers import Answer, HttpPeer, Request, black_hole
 from support.raw_server import serving, tunnel
 
 
@@ -196,7 +196,7 @@ def test_apprise_failure_has_its_cause_at_any_log_level(
 ) -> None:
     caplog.set_level(level)
 
-    peer.default = Say(404)
+    peer.default = Answer(404)
 
     with pytest.raises(SendError, match="404"):
         sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/"))))
@@ -281,7 +281,7 @@ def test_apprise_delivers_nothing_when_its_service_ignores_the_message(
     import apprise.plugins.opsgenie as plugin  # noqa: PLC0415 - half a second
 
     monkeypatch.setitem(plugin.OPSGENIE_API_LOOKUP, "us", f"{peer.url}/v2/alerts")
-    peer.default = Say(202, body=b'{"requestId": "r-1"}')
+    peer.default = Answer(202, body=b'{"requestId": "r-1"}')
     through_apprise("opsgenie://key", message(severity="critical"))
 
     assert json.loads(peer.requests[0].body)["alias"] == f"notbefore/{ID.casefold()}"
@@ -312,7 +312,7 @@ def test_event_is_one_alert_until_it_ends(peer: HttpPeer) -> None:
         message({}, STARTED),
         message({}, STARTED, None),
         msgspec.structs.replace(message({}, STARTED, None), now=T0),  # the clock of the VM is ahead
-        recording(message({"EventType": "Silent"}), fleet_events=1),
+        with_record_fields(message({"EventType": "Silent"}), fleet_events=1),
     )
 
     announced, started, finished, ahead, missing = (alert_of(request) for request in peer.requests)
@@ -382,7 +382,7 @@ def test_more_severe_event_is_another_alert_and_ends_the_first(peer: HttpPeer) -
 
 def test_alert_is_delivered_when_one_member_accepts() -> None:
     with HttpPeer() as one, HttpPeer() as two:
-        two.default = Say(500)
+        two.default = Answer(500)
         sent(alertmanager("http://127.0.0.1:9", two.url, one.url))
 
         assert len(one.requests) == 1
@@ -390,7 +390,7 @@ def test_alert_is_delivered_when_one_member_accepts() -> None:
 
 
 def test_alert_fails_temporarily_when_no_member_accepts(peer: HttpPeer) -> None:
-    peer.default = Say(500)
+    peer.default = Answer(500)
 
     with pytest.raises(SendError, match=r"Connection refused.*; 500") as raised:
         sent(alertmanager("http://127.0.0.1:9", peer.url))
@@ -399,7 +399,7 @@ def test_alert_fails_temporarily_when_no_member_accepts(peer: HttpPeer) -> None:
 
 
 def test_alert_is_not_refused_for_good_while_a_member_is_down(peer: HttpPeer) -> None:
-    peer.default = Say(400)
+    peer.default = Answer(400)
 
     with pytest.raises(SendError) as raised:
         sent(alertmanager("http://127.0.0.1:9", peer.url))
@@ -408,7 +408,7 @@ def test_alert_is_not_refused_for_good_while_a_member_is_down(peer: HttpPeer) ->
 
 
 def test_alert_is_refused_for_good_when_every_member_refuses_it(peer: HttpPeer) -> None:
-    peer.default = Say(400)
+    peer.default = Answer(400)
 
     with pytest.raises(SendError) as raised:
         sent(alertmanager(peer.url, peer.url))

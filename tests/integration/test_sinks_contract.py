@@ -41,7 +41,7 @@ from peers.event_log import EventLog
 from peers.otlp import decoded
 from support.hub import Hub
 from support.messages import message, sink_of
-from support.peers import HttpPeer, MailPeer, Say
+from support.peers import Answer, HttpPeer, MailPeer
 
 CANARY = SECRET
 TIMEOUT = Duration("60s")  # in which a receiver answers on a busy machine as well
@@ -73,10 +73,10 @@ class HttpReceiver(BuiltInReceiver):
         self.down = make("http://127.0.0.1:9")
 
     def fail(self) -> None:
-        self.peer.default = Say(503)
+        self.peer.default = Answer(503)
 
     def refuse(self) -> None:
-        self.peer.default = Say(400)
+        self.peer.default = Answer(400)
 
     def received(self) -> list[bytes]:
         return [request.body for request in self.peer.requests]
@@ -85,10 +85,10 @@ class HttpReceiver(BuiltInReceiver):
 class AcceptingSlack(HttpPeer):
     """Accepts every call of the Web API, whatever its token and content."""
 
-    def answer(self, handler: BaseHTTPRequestHandler, say: Say) -> None:
-        if say == Say():
-            say = Say(body=b'{"ok": true, "channel": "C0", "ts": "1.000001"}')
-        super().answer(handler, say)
+    def answer(self, handler: BaseHTTPRequestHandler, answer: Answer) -> None:
+        if answer == Answer():
+            answer = Answer(body=b'{"ok": true, "channel": "C0", "ts": "1.000001"}')
+        super().answer(handler, answer)
 
 
 class SlackBotReceiver(HttpReceiver):
@@ -336,8 +336,8 @@ def test_status_decides_whether_a_failure_is_permanent(http: HttpReceiver) -> No
     passing = (401, 403, 404, 408, 425, 429, 500, 503)
     final = (301, 302, 307, 400, 410, 413, 422)
     elsewhere = (("Location", http.peer.url + "/elsewhere"),)
-    http.peer.answers.extend(Say(status, elsewhere) for status in (*passing, *final))
-    http.peer.answers.append(Say(how="cut"))
+    http.peer.answers.extend(Answer(status, elsewhere) for status in (*passing, *final))
+    http.peer.answers.append(Answer(how="cut"))
 
     found = [failure(sink_of(http.config)) for _ in (*passing, *final, "cut")]
 
@@ -350,7 +350,7 @@ def test_status_decides_whether_a_failure_is_permanent(http: HttpReceiver) -> No
 
 def test_receiver_that_answers_too_late_is_a_temporary_failure(http: HttpReceiver) -> None:
     # one that drips holds apprise: the courier gives it up
-    http.peer.default = Say(how="hang" if http.config.kind == "apprise" else "drip")
+    http.peer.default = Answer(how="hang" if http.config.kind == "apprise" else "drip")
 
     settings: Any = msgspec.structs.replace(http.config.settings, timeout=Duration("500ms"))
 
@@ -359,7 +359,9 @@ def test_receiver_that_answers_too_late_is_a_temporary_failure(http: HttpReceive
 
 def test_retry_after_of_the_receiver_is_passed_on(http: HttpReceiver) -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
-    http.peer.answers.extend(Say(503, (("Retry-After", value),)) for value in ("17", later, "soon"))
+    http.peer.answers.extend(
+        Answer(503, (("Retry-After", value),)) for value in ("17", later, "soon")
+    )
     asked = [failure(sink_of(http.config)).retry_after for _ in range(3)]
 
     if http.config.kind != "apprise":  # it does not tell
@@ -383,7 +385,7 @@ PAGES = (
 def test_web_page_of_a_captive_portal_is_refused_for_good_and_named(
     peer: HttpPeer, make: Callable[[str], SinkConfig], page: bytes
 ) -> None:
-    peer.default = Say(body=page)
+    peer.default = Answer(body=page)
 
     error = failure(sink_of(make(peer.url)))
 
@@ -397,7 +399,7 @@ def test_web_page_of_a_captive_portal_is_refused_for_good_and_named(
 def test_any_success_that_is_no_web_page_accepts(
     peer: HttpPeer, make: Callable[[str], SinkConfig], body: bytes
 ) -> None:
-    peer.default = Say(body=body)
+    peer.default = Answer(body=body)
 
     with closing(sink_of(make(peer.url))) as sink:
         sink.send(message())
@@ -407,7 +409,7 @@ def test_any_success_that_is_no_web_page_accepts(
 
 @pytest.mark.parametrize("status", [200, 302])
 def test_endless_answer_is_not_read_to_its_end(http: HttpReceiver, status: int) -> None:
-    http.peer.default = Say(status, (("Location", "/elsewhere"),), b"x" * 30_000_000)
+    http.peer.default = Answer(status, (("Location", "/elsewhere"),), b"x" * 30_000_000)
     has_form = http.config.kind == "otlp_logs" or isinstance(http, SlackBotReceiver)
 
     if status == 200 and not has_form:

@@ -12,8 +12,8 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Slack
 from peers.slack import SlackServer
 from support.azure import ME, STARTED
-from support.messages import message, recording, sent
-from support.peers import HttpPeer, Say
+from support.messages import message, sent, with_record_fields
+from support.peers import Answer, HttpPeer
 
 REBOOT = {"EventType": "Reboot"}
 
@@ -75,7 +75,7 @@ def test_message_has_times_in_the_readers_zone_and_in_utc(slack: SlackServer) ->
 
 @pytest.mark.parametrize("body", [b"", b"no_service", b'{"success":true}', b"<Response/>"])
 def test_any_success_accepts_a_message(peer: HttpPeer, body: bytes) -> None:
-    peer.default = Say(body=body)
+    peer.default = Answer(body=body)
 
     sent(hook(peer))
 
@@ -119,7 +119,7 @@ def test_slack_accepts_any_text_of_azure(
     sent(
         hook(slack),
         message(look),
-        recording(message(look), description=description, event_type=event_type),
+        with_record_fields(message(look), description=description, event_type=event_type),
     )
 
     assert slack.faults == []

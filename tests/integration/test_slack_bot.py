@@ -17,7 +17,7 @@ from notbefore.errors import SendError
 from peers.slack import SlackWorkspace
 from support.azure import STARTED
 from support.messages import message, outcomes, sent, sink_of
-from support.peers import Say
+from support.peers import Answer
 
 REBOOT = {"EventType": "Reboot"}
 ANNOUNCED = message(REBOOT)
@@ -66,8 +66,8 @@ def failure(config: SinkConfig, step: Message) -> SendError:
     return error
 
 
-def ok_false(name: str, **fields: str) -> Say:
-    return Say(body=json.dumps({"ok": False, "error": name, **fields}).encode())
+def ok_false(name: str, **fields: str) -> Answer:
+    return Answer(body=json.dumps({"ok": False, "error": name, **fields}).encode())
 
 
 def test_steps_of_an_event_update_one_message_and_reply(slack: SlackWorkspace) -> None:
@@ -109,7 +109,7 @@ def test_two_events_are_two_messages(slack: SlackWorkspace) -> None:
 
 def test_failed_first_reply_continues_with_the_same_message(slack: SlackWorkspace) -> None:
     # the first request posts the message, the second is its reply
-    slack.answers.extend([Say(), Say(503)])
+    slack.answers.extend([Answer(), Answer(503)])
     config = bot(slack)
 
     error = failure(config, ANNOUNCED)
@@ -124,7 +124,7 @@ def test_failed_first_reply_continues_with_the_same_message(slack: SlackWorkspac
 def test_failed_later_reply_is_sent_again_into_the_thread(slack: SlackWorkspace) -> None:
     config = bot(slack)
     thread = send_steps(config, ANNOUNCED)
-    slack.answers.extend([Say(), Say(503)])
+    slack.answers.extend([Answer(), Answer(503)])
 
     error = failure(config, continued(BEGUN, thread))
     sent(config, continued(BEGUN, error.thread))
@@ -201,8 +201,8 @@ def test_wrong_token_and_channel_are_refused_and_the_token_stays_secret(
 
 
 def test_rate_limit_pauses_for_the_time_that_slack_asks_for(slack: SlackWorkspace) -> None:
-    limit = Say(429, (("Retry-After", "30"),), b'{"ok":false,"error":"ratelimited"}')
-    slack.answers.extend([Say(), limit])
+    limit = Answer(429, (("Retry-After", "30"),), b'{"ok":false,"error":"ratelimited"}')
+    slack.answers.extend([Answer(), limit])
 
     error = failure(bot(slack), ANNOUNCED)
 
@@ -214,7 +214,7 @@ def test_rate_limit_pauses_for_the_time_that_slack_asks_for(slack: SlackWorkspac
 def test_hanging_reply_ends_within_the_timeout_and_keeps_the_message(
     slack: SlackWorkspace,
 ) -> None:
-    slack.answers.extend([Say(), Say(how="hang")])
+    slack.answers.extend([Answer(), Answer(how="hang")])
     started = time.monotonic()
 
     error = failure(bot(slack, timeout=Duration("3s")), ANNOUNCED)
@@ -225,7 +225,7 @@ def test_hanging_reply_ends_within_the_timeout_and_keeps_the_message(
 
 @pytest.mark.parametrize("body", [b"fine", b"{}", b"[]", b'{"ok": true}', b'{"ok": true, "ts": 1}'])
 def test_answer_that_is_not_slacks_accepts_nothing(slack: SlackWorkspace, body: bytes) -> None:
-    slack.default = Say(body=body)
+    slack.default = Answer(body=body)
 
     error = failure(bot(slack), ANNOUNCED)
 

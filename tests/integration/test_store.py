@@ -29,8 +29,8 @@ from support.agent import eventually
 from support.azure import T0
 from support.box import change, rows_of
 from support.box import delivery as made
-from support.file import read_records, read_state
-from support.sick import SickDisk, settle
+from support.locked_disk import LockedDisk, wait_until_written
+from support.state_file import read_records, read_state
 from support.tracking import SteppedClock
 
 ME = StoredState(vm=Vm(name="me"))
@@ -65,7 +65,7 @@ def delivery(event_key: str = "e", **fields: Any) -> Delivery:
 
 def write(store: Store, *changes: StoredChange, state: StoredState = ME) -> None:
     store.commit(state, changes)
-    settle(store)
+    wait_until_written(store)
 
 
 def events(store: Store) -> list[str]:
@@ -86,7 +86,7 @@ def test_delivery_is_given_out_once_it_is_written(tmp_path: Path) -> None:
     calls: list[int] = []
     clock = SteppedClock()
     with store_in(tmp_path, clock, to_deliver=lambda: calls.append(1)) as store:
-        with SickDisk(store) as disk:
+        with LockedDisk(store) as disk:
             store.put([delivery(created=clock.time(), due=clock.time())])
 
             assert store.exchange([], {"chat": 1}) == []
@@ -96,7 +96,7 @@ def test_delivery_is_given_out_once_it_is_written(tmp_path: Path) -> None:
         assert len(store.exchange([], {"chat": 1})) == 1
 
         store.courier_ended()  # who says so knows it
-        settle(store)
+        wait_until_written(store)
 
         assert len(calls) == 2
 
@@ -106,7 +106,7 @@ def test_failed_delivery_is_due_again_after_a_random_pause(tmp_path: Path) -> No
 
     with store_in(tmp_path, clock) as store:
         store.put([delivery(f"{number}", due=clock.time(), expires=1e12) for number in range(40)])
-        settle(store)
+        wait_until_written(store)
         given = store.exchange([], {"chat": 40})
         store.exchange([SendResult(delivery.delivery_id, "failed") for delivery in given], {})
         pauses = sorted(row.due - clock.boot_time() for row in rows_of(store))
@@ -122,7 +122,7 @@ def test_delivery_waits_at_most_a_second_for_a_sick_disk(tmp_path: Path) -> None
             delivery(created=clock.time(), due=clock.time(), expires=1e12) for _ in range(2)
         )
 
-        with SickDisk(store) as disk:
+        with LockedDisk(store) as disk:
             store.commit(ME, [stored(1, first, second)])
 
             assert not store.disk.wait_written(20)
@@ -191,7 +191,7 @@ def test_change_of_the_file_is_noticed_when_nothing_else_happens(
         # a second later it is again
         eventually(lambda: "the state file cannot be written" in caplog.text)
 
-        settle(store)
+        wait_until_written(store)
     with store_in(tmp_path) as store:
         assert store.state == ME
 
@@ -209,7 +209,7 @@ def test_damaged_file_is_set_aside_at_the_start_and_its_readable_rows_are_kept(
     with store_in(tmp_path) as store:
         assert store.disk.file.damaged == 1
 
-        settle(store)
+        wait_until_written(store)
         kept = len(events(store))
 
         assert kept
@@ -231,7 +231,7 @@ def test_unreadable_row_is_left_out(tmp_path: Path) -> None:
             assert events(store) == ["e2"]
             assert store.disk.file.damaged == found
             assert store.state == ME
-            settle(store)
+            wait_until_written(store)
 
 
 def set_schema(directory: Path, version: int) -> None:
@@ -243,7 +243,7 @@ def test_file_of_an_older_schema_is_set_aside(tmp_path: Path) -> None:
     set_schema(tmp_path, 1)
 
     with store_in(tmp_path) as store:
-        settle(store)
+        wait_until_written(store)
         assert store.state == StoredState()
 
     assert (tmp_path / (FILE_NAME + ".damaged")).exists()
@@ -263,7 +263,7 @@ def test_state_directory_may_be_a_symbolic_link(tmp_path: Path) -> None:
     link.symlink_to(place)
     with store_in(link) as store:
         store.put([delivery("e1")])
-        settle(store)
+        wait_until_written(store)
     with store_in(place) as store:
         assert events(store) == ["e1"]
 
@@ -274,7 +274,7 @@ def test_history_says_what_it_lacks_when_the_disk_hangs(
     monkeypatch.setattr("notbefore.store.store.READ_PATIENCE", 0.1)
     with store_in(tmp_path) as store:
         write(store, stored(1))
-        with SickDisk(store):
+        with LockedDisk(store):
             store.commit(ME, [stored(2)])
 
             history = store.history(None, 10)
@@ -300,8 +300,8 @@ def test_records_beyond_the_limit_are_counted_in_the_log(
 ) -> None:
     monkeypatch.setattr("notbefore.store.store.MAX_RECORDS", 3)
     with store_in(tmp_path) as store:
-        settle(store)
-        with SickDisk(store) as disk:
+        wait_until_written(store)
+        with LockedDisk(store) as disk:
             for number in range(5):
                 store.commit(ME, [stored(number)])
 
@@ -377,7 +377,7 @@ def test_file_that_was_unreadable_at_the_start_is_kept_aside(
 
         store.put([delivery("e1")])
         answers.set()  # too late
-        settle(store)
+        wait_until_written(store)
     with closing(sqlite3.connect(tmp_path / (FILE_NAME + ".unread"))) as db:
         assert db.execute("SELECT count(*) FROM rows WHERE kind = 'state'").fetchone() != (0,)
 
@@ -385,7 +385,7 @@ def test_file_that_was_unreadable_at_the_start_is_kept_aside(
 def test_file_is_written_again_after_a_reader_failed(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         write(store)
-        with SickDisk(store):
+        with LockedDisk(store):
             assert store.history(None, 9).problem
 
         store.path.unlink()
@@ -402,7 +402,7 @@ def test_call_that_a_hanging_disk_did_not_begin_in_time_is_never_done(
     done = list[str]()
 
     with store_in(tmp_path) as store:
-        settle(store)
+        wait_until_written(store)
         monkeypatch.setattr("notbefore.store.disk.SLOW", 1.0)
 
         def hang() -> None:
@@ -451,12 +451,12 @@ def test_downtime_shortens_deliveries_once_when_imds_tells_the_time(
         store.know_time(wall)
         store.know_time(None)  # an answer without a date takes nothing away
         store.put([delivery(created=wall, due=wall, expires=wall + left) for left in (20, 600)])
-        settle(store)
+        wait_until_written(store)
     clock.go(50.0)
     with store_in(tmp_path, clock) as store:  # in the same boot the time goes on while nobody runs
         assert [row.expires - clock.boot_time() for row in rows_of(store)] == [pytest.approx(550.0)]
 
-        settle(store)
+        wait_until_written(store)
     # how long the machine was down, by IMDS; of what it does not say, or cannot be, nothing is
     # counted
     for down, left in ((100.0, 150.0), (500.0, -250.0), (-1_000.0, 550.0), (None, 550.0)):
@@ -467,12 +467,12 @@ def test_downtime_shortens_deliveries_once_when_imds_tells_the_time(
         shutil.copy(tmp_path / FILE_NAME, directory)
         for _ in range(2):
             with store_in(directory, after) as store:
-                settle(store)
+                wait_until_written(store)
                 after.go(150.0, booted=150.0)
                 store.put([])  # as a note that it runs: it is written
         with store_in(directory, after) as store:
             store.know_time(wall + 50 + down + 300 if down is not None else None)
-            settle(store)
+            wait_until_written(store)
             (row,) = rows_of(store)
             assert row.expires - after.boot_time() == pytest.approx(left)
 
@@ -486,7 +486,7 @@ def test_age_of_waiting_deliveries_ignores_the_wall_clock(tmp_path: Path) -> Non
 
         assert clock.time() - view.oldest[("chat", "info")] == pytest.approx(60.0)
 
-        settle(store)
+        wait_until_written(store)
         assert len(store.exchange([], {"chat": 9})) == 1
 
 
@@ -541,7 +541,7 @@ def test_damaged_page_is_noticed_when_only_a_reader_finds_it(
                 file.seek(4096)
                 file.write(b"\xff" * (store.path.stat().st_size - 4096))
             store.history(None, 10)
-            settle(store)
+            wait_until_written(store)
 
         assert store.disk.file.damaged == 3
         assert (tmp_path / (FILE_NAME + ".damaged")).exists()
@@ -569,7 +569,7 @@ def test_deliveries_of_a_removed_sink_move_when_their_courier_ends(
 ) -> None:
     with store_in(tmp_path) as store:
         store.put([delivery("a"), delivery("b")])
-        settle(store)
+        wait_until_written(store)
 
         assert len(store.exchange([], {"chat": 1})) == 1
 

@@ -33,7 +33,7 @@ from notbefore.metrics.totals import CourierFigures
 from notbefore.store import SCHEMA_VERSION
 from support.agent import PATIENCE, courier_of, eventually, has_ended
 from support.owner import RECORD, Owner, serve
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 
 NEVER: Callable[[float], bool] = lambda _seconds: False  # noqa: E731 - as short as what it says
 AT_ONCE: Callable[[float], bool] = lambda _seconds: True  # noqa: E731
@@ -245,7 +245,7 @@ def test_failed_delivery_of_a_removed_sink_moves_while_a_command_runs(
     couriers = start(Orders(sinks(run=command.script, removed=fails)))
     owner.add("drain", sink="run", once=True)
     owner.add("notice", sink="removed")
-    serve([couriers], lambda: len(owner.given) == 2)
+    serve([couriers], lambda: len(owner.leased) == 2)
 
     owner.use_sinks({"run": Terms(), "hook": Terms()}, lambda _delivery: Targets(("hook",)))
     couriers.reconfigure(Orders(sinks(run=command.script, hook="true")))
@@ -256,7 +256,7 @@ def test_failed_delivery_of_a_removed_sink_moves_while_a_command_runs(
     serve([couriers], lambda: not owner.left)
 
     assert log == ["begin drain"]
-    assert owner.given[-1].sink == "hook"
+    assert owner.leased[-1].sink == "hook"
 
 
 def test_killed_courier_loses_only_its_own_command(
@@ -279,7 +279,7 @@ def test_killed_courier_loses_only_its_own_command(
     serve([couriers], lambda: "second" not in owner.left)
 
     assert killed == {"first": "dead", "second": "pending"}
-    assert [delivery.delivery_id for delivery in owner.given] == ["first", "second"]
+    assert [delivery.delivery_id for delivery in owner.leased] == ["first", "second"]
 
 
 def test_reloads_while_commands_run_start_few_couriers(
@@ -308,9 +308,9 @@ def test_courier_does_not_end_while_a_receiver_is_slow(
     owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
     class Slow(HttpPeer):
-        def answer(self, handler: Any, say: Say) -> None:
+        def answer(self, handler: Any, answer: Answer) -> None:
             time.sleep(2.0)  # longer than a turn
-            super().answer(handler, say)
+            super().answer(handler, answer)
 
     monkeypatch.setattr(supervisor, "LINGER", 0.2)
     with Slow() as peer:
@@ -360,14 +360,14 @@ def test_dead_courier_is_replaced_and_its_deliveries_are_due_again(
     owner.add("b", sink="well")
     serve([couriers], lambda: owner.results)
     for number in range(1, 4):
-        serve([couriers], lambda: len(owner.given) == 1 + number)
+        serve([couriers], lambda: len(owner.leased) == 1 + number)
         os.kill(courier_of(os.getpid()), signal.SIGKILL)
         serve([couriers], lambda: owner.endings == number)
         if number == 1:  # at once
             assert couriers.figures.running
             assert couriers.trouble == ""
 
-    serve([couriers], lambda: len(owner.given) == 5)
+    serve([couriers], lambda: len(owner.leased) == 5)
 
     assert "the courier ended unexpectedly (exit code -9): another is started" in caplog.messages
     assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "crashed": 3}
@@ -378,7 +378,7 @@ def test_delivery_that_may_run_once_is_dead_when_its_courier_dies(
 ) -> None:
     couriers = start(Orders(sinks(hook="sleep 60")))
     owner.add("a", sink="hook", once=True)
-    serve([couriers], lambda: owner.given)
+    serve([couriers], lambda: owner.leased)
     os.kill(courier_of(os.getpid()), signal.SIGKILL)
     serve([couriers], lambda: owner.endings)
 
@@ -395,7 +395,7 @@ def test_hanging_courier_is_killed_and_replaced(
     caplog.set_level("DEBUG", "notbefore")
     couriers = start(Orders(sinks(hook="sleep 60")))
     owner.add("a", sink="hook")
-    serve([couriers], lambda: owner.given)
+    serve([couriers], lambda: owner.leased)
     hangs = courier_of(os.getpid())
     os.kill(hangs, signal.SIGSTOP)
 
@@ -407,7 +407,7 @@ def test_hanging_courier_is_killed_and_replaced(
     assert f"courier {hangs} started: due" in caplog.messages
     assert "the courier has sent nothing for 2 s: it is killed and replaced" in caplog.messages
 
-    serve([couriers], lambda: len(owner.given) == 2)
+    serve([couriers], lambda: len(owner.leased) == 2)
 
 
 def test_courier_that_reads_nothing_does_not_block_the_agent(start: Start) -> None:
@@ -415,7 +415,7 @@ def test_courier_that_reads_nothing_does_not_block_the_agent(start: Start) -> No
         def exchange(
             self, results: Iterable[SendResult], limits: Mapping[str, int]
         ) -> Sequence[Delivery]:
-            if limits and not self.given:
+            if limits and not self.leased:
                 os.kill(courier_of(os.getpid()), signal.SIGSTOP)
             return super().exchange(results, limits)
 
@@ -424,7 +424,7 @@ def test_courier_that_reads_nothing_does_not_block_the_agent(start: Start) -> No
     couriers = start(Orders(sinks(**dict.fromkeys(names, "true"))), owner)
     for name in names:
         owner.add(name, sink=name, record=RECORD + b" " * 90_000)
-    serve([couriers], lambda: owner.given)
+    serve([couriers], lambda: owner.leased)
     begun = time.monotonic()
     for _ in range(50):
         couriers.tick()

@@ -60,13 +60,13 @@ def test_answer_that_met_an_unforeseen_error_is_processed_at_the_next_poll(
         watcher = polling.PollThread(runtime_of(config), agent.tracker, agent.clock, errors)
         watcher.start()
         try:
-            eventually(lambda: agent.said and agent.known.vm_name == ME)
+            eventually(lambda: agent.records and agent.snapshot.vm_name == ME)
             assert not watcher.trouble
         finally:
             watcher.stop()
             agent.close()
 
-    assert [record["azure.scheduled_event.id"] for record in agent.said] == ["E1"]
+    assert [record["azure.scheduled_event.id"] for record in agent.records] == ["E1"]
     assert errors.count == 4
     assert [
         record.exc_info is not None for record in caplog.records if "unforeseen" in record.message
@@ -83,7 +83,7 @@ def test_agent_ends_with_code_1_when_polling_always_fails(
     monkeypatch.setenv("NOTBEFORE_LOG__FORMAT", "json")
     with (
         Simulator((ME,)) as imds,
-        RunningAgent(imds.endpoint, tmp_path / "state", interval="1s").at_once() as agent,
+        RunningAgent(imds.endpoint, tmp_path / "state", interval="1s").without_waiting() as agent,
     ):
         eventually(lambda: agent.answers("/healthz"))
         eventually(lambda: agent.metric("notbefore_unforeseen_errors_total"))

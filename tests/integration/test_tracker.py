@@ -30,7 +30,7 @@ from notbefore.errors import ImdsError
 from notbefore.store.store import Store
 from support.azure import ID, ME, PEER, STARTED, body, item
 from support.box import rows_of
-from support.sick import SickDisk
+from support.locked_disk import LockedDisk
 from support.tracking import SteppedClock, Tracking
 
 MINE = item(EventType="Reboot")
@@ -57,15 +57,15 @@ class Agents:
         return Tracking(self._directory, self.clock, self.config)
 
     @property
-    def said(self) -> list[dict[str, Any]]:
-        return [*self._earlier, *self.now.said]
+    def records(self) -> list[dict[str, Any]]:
+        return [*self._earlier, *self.now.records]
 
     def identify(self, vm: Vm | None) -> None:
         self.now.tracker.identify(vm)
 
     def boot(self, boot_id: str = "first", vm: Vm | None = THIS_VM) -> None:
         self.clock.boot_id = boot_id
-        self._earlier += self.now.said
+        self._earlier += self.now.records
         self.now = self._start()
         self.identify(vm)
 
@@ -130,11 +130,15 @@ class Agents:
 
     def kinds(self, event_id: str = ID) -> list[str]:
         """The changes of an event."""
-        records = [record for record in self.said if record["azure.scheduled_event.id"] == event_id]
+        records = [
+            record for record in self.records if record["azure.scheduled_event.id"] == event_id
+        ]
         return [record["azure.scheduled_event.change"] for record in records]
 
     def last(self, *names: str, event_id: str = ID) -> tuple[Any, ...]:
-        records = [record for record in self.said if record["azure.scheduled_event.id"] == event_id]
+        records = [
+            record for record in self.records if record["azure.scheduled_event.id"] == event_id
+        ]
         return tuple(records[-1].get(f"azure.scheduled_event.{name}") for name in names)
 
 
@@ -182,12 +186,12 @@ def test_vm_is_recognized_by_its_id_or_else_its_name(
     agents.waits(10, UNCHANGED)
     agents.sees(OTHERS)
     agents.restart(60, "second", vm=after)
-    reported = len(agents.said)
+    reported = len(agents.records)
     agents.sees()
 
     agents.die()
 
-    assert [record["azure.scheduled_event.change"] for record in agents.said[reported:]] == (
+    assert [record["azure.scheduled_event.change"] for record in agents.records[reported:]] == (
         ["ended"] if own else []
     )
 
@@ -201,34 +205,34 @@ def test_first_comparison_after_a_boot_waits_for_the_identity_of_the_vm(
     agents.identify(Vm(name=ME, vm_id="0-1"))
     agents.sees_each([], [BEGUN, OTHERS])
     agents.restart(60, "second", vm=None, in_order=True)
-    reported = len(agents.said)
+    reported = len(agents.records)
     agents.sees()
     agents.waits(5, UNCHANGED)
     agents.die()
     agents.boot("second", vm=None)  # a restart forgets nothing of it
     agents.sees(item("new", Resources=[PEER]))  # nor does another document
 
-    assert len(agents.said) == reported
-    assert agents.now.known.poll.answered is None
+    assert len(agents.records) == reported
+    assert agents.now.snapshot.poll.answered is None
 
     agents.identify(Vm(name=ME, vm_id=vm_id))
     agents.waits(1, UNCHANGED)
 
-    assert [record["azure.scheduled_event.change"] for record in agents.said[reported:]] == kinds
+    assert [record["azure.scheduled_event.change"] for record in agents.records[reported:]] == kinds
     assert ("this disk was another VM's" in caplog.text) == (vm_id != "0-1")
 
-    ids = [record["azure.scheduled_event.change_id"] for record in agents.said]
+    ids = [record["azure.scheduled_event.change_id"] for record in agents.records]
     assert len(set(ids)) == len(ids)
 
 
 def test_first_comparison_waits_at_most_ten_seconds_for_the_name(agents: Agents) -> None:
     agents.sees_each([], [MINE, OTHERS])
     agents.restart(60, "second", vm=None)
-    reported = len(agents.said)
+    reported = len(agents.records)
     agents.sees({**MINE, "Description": "another"})
     agents.waits(9, UNCHANGED)
 
-    assert len(agents.said) == reported
+    assert len(agents.records) == reported
 
     agents.waits(1, UNCHANGED)
     assert agents.last("change", "scope") == ("updated", "unknown")
@@ -244,7 +248,7 @@ def test_state_is_kept_when_imds_never_names_the_vm(
         agents.waits(10, UNCHANGED)
         agents.sees(OTHERS, BEGUN)
 
-    assert [record["azure.scheduled_event.change"] for record in agents.said] == [
+    assert [record["azure.scheduled_event.change"] for record in agents.records] == [
         "announced",
         "started",
         "finished",
@@ -343,7 +347,7 @@ def test_reminder_is_removed_when_the_event_proves_to_be_another_vms(
     agents.waits(10, UNCHANGED)
     agents.identify(Vm(name=PEER))
 
-    assert [record["azure.scheduled_event.change"] for record in agents.said] == ["announced"]
+    assert [record["azure.scheduled_event.change"] for record in agents.records] == ["announced"]
 
     agents.clock.go(15 * 60 - 120)
     (announced,) = given(agents.now.store, chat=9)
@@ -468,8 +472,8 @@ def test_first_answer_is_written_when_nothing_changed(agents: Agents) -> None:
     agents.clock.go(40)
     agents.boot("second")
 
-    assert agents.now.known.state.seen is not None
-    assert agents.now.known.state.seen.wall == answered
+    assert agents.now.snapshot.state.seen is not None
+    assert agents.now.snapshot.state.seen.wall == answered
 
     agents.sees_each([BEGUN], [])
     assert agents.last("change", "interruption_seconds") == ("finished", None)
@@ -482,10 +486,10 @@ def test_poll_is_counted_once_by_its_result(agents: Agents) -> None:
     agents.sees(MINE)
     agents.now.tracker.handle(Poll(0.25, 0.02))
 
-    assert agents.now.known.poll.figures.delay == 0.25
+    assert agents.now.snapshot.poll.figures.delay == 0.25
 
     agents.now.tracker.handle(Poll(0.5, 2.0, error=ImdsError("refused", "no")))
-    figures = agents.now.known.poll.figures
+    figures = agents.now.snapshot.poll.figures
     counted = {result: count for result, count in figures.results.items() if count}
 
     assert counted == {"changed": 1, "unchanged": 1, "refused": 1}
@@ -503,7 +507,7 @@ def test_unreadable_events_are_counted_and_logged_once_a_document(
 ) -> None:
     agents.sees(FLAWED, UNREADABLE, {"EventType": "Freeze"})
     agents.waits(3, UNCHANGED)
-    known = agents.now.known
+    known = agents.now.snapshot
 
     assert sum(known.poll.figures.flaws.values()) == 3
     assert len(known.poll.flaws) == 3
@@ -521,8 +525,8 @@ def test_unreadable_events_are_counted_and_logged_once_a_document(
     ]
 
     agents.sees(FLAWED)
-    assert sum(agents.now.known.poll.figures.flaws.values()) == 4
-    assert agents.now.known.unreadable == 0
+    assert sum(agents.now.snapshot.poll.figures.flaws.values()) == 4
+    assert agents.now.snapshot.unreadable == 0
 
 
 def test_rejected_document_leaves_the_events_of_the_last_one(agents: Agents) -> None:
@@ -531,11 +535,11 @@ def test_rejected_document_leaves_the_events_of_the_last_one(agents: Agents) -> 
 
     assert agents.now.listed.flawed(ID.casefold())
     assert set(agents.now.listed.events) == {ID.casefold()}
-    assert agents.now.known.poll.failure == "rejected"
+    assert agents.now.snapshot.poll.failure == "rejected"
 
     agents.sees(MINE)
-    assert agents.now.known.poll.failure is None
-    assert agents.now.known.poll.figures.documents_rejected["not_json"] == 1
+    assert agents.now.snapshot.poll.failure is None
+    assert agents.now.snapshot.poll.figures.documents_rejected["not_json"] == 1
 
 
 def test_each_kind_of_failure_and_the_recovery_are_logged_once(
@@ -546,7 +550,7 @@ def test_each_kind_of_failure_and_the_recovery_are_logged_once(
     agents.waits(3, REFUSED)
     agents.waits(3, Poll(0.0, 0.01, error=ImdsError("timeout", "slow")))
 
-    assert agents.now.known.poll.failure == "timeout"
+    assert agents.now.snapshot.poll.failure == "timeout"
 
     agents.waits(3, UNCHANGED)
     assert [record.getMessage() for record in caplog.records if "IMDS" in record.getMessage()] == [
@@ -568,14 +572,14 @@ def test_name_from_imds_replaces_the_configured_name(
     caplog.set_level("INFO")
     agents.sees(MINE, OTHERS)
     agents.now.config = Config(vm=VmName(PEER))
-    agents.now.state.identify(None, agents.now.known.state.tracked)
+    agents.now.state.identify(None, agents.now.snapshot.state.tracked)
     agents.identify(None)
 
-    assert agents.now.known.vm == Vm(name=PEER)
+    assert agents.now.snapshot.vm == Vm(name=PEER)
     assert [event.scope for event in agents.now.listed.events.values()] == ["peer", "self"]
 
     agents.identify(Vm(name=ME, location="westeurope"))
-    assert agents.now.known.vm == Vm(name=ME, location="westeurope")
+    assert agents.now.snapshot.vm == Vm(name=ME, location="westeurope")
     assert [event.scope for event in agents.now.listed.events.values()] == ["self", "peer"]
 
     names = [
@@ -610,7 +614,7 @@ def test_listeners_are_called_after_a_change(agents: Agents) -> None:
     assert agents.now.deliveries == 0
 
     agents.routes("chat")
-    with SickDisk(agents.now.store) as disk:
+    with LockedDisk(agents.now.store) as disk:
         agents.sees(MINE, item("second"))
         assert agents.now.changes == 2
         assert agents.now.deliveries == 1
@@ -629,11 +633,11 @@ def test_answer_is_published_together_with_its_state(agents: Agents) -> None:
 
     Nobody waits for the disk.
     """
-    with SickDisk(agents.now.store):
+    with LockedDisk(agents.now.store):
         agents.sees(MINE)
 
-        assert agents.now.known.poll.answered is not None
-        assert set(agents.now.known.state.tracked.events) == {ID.casefold()}
+        assert agents.now.snapshot.poll.answered is not None
+        assert set(agents.now.snapshot.state.tracked.events) == {ID.casefold()}
 
 
 def test_two_threads_write_each_record_once(agents: Agents) -> None:
@@ -654,18 +658,20 @@ def test_two_threads_write_each_record_once(agents: Agents) -> None:
             agents.sees(MINE, item(f"other-{number}", Resources=[PEER]))
         for write in writes:
             write.result(20)
-    change_ids = [record["azure.scheduled_event.change_id"] for record in agents.said]
+    change_ids = [record["azure.scheduled_event.change_id"] for record in agents.records]
 
     assert len(change_ids) == len(set(change_ids)) == 1 + 30 + 20 + 19
 
-    totals = agents.now.known.state.totals
-    counted = [record for record in agents.said if record["azure.scheduled_event.scope"] != "peer"]
+    totals = agents.now.snapshot.state.totals
+    counted = [
+        record for record in agents.records if record["azure.scheduled_event.scope"] != "peer"
+    ]
 
     assert sum(totals.changes.values()) + sum(totals.approvals.values()) == len(counted) == 1 + 30
 
     agents.restart(0)
-    assert agents.now.known.state.totals == totals
-    assert len(agents.now.known.state.approvals) == 30
+    assert agents.now.snapshot.state.totals == totals
+    assert len(agents.now.snapshot.state.approvals) == 30
 
     written = agents.now.store.history(None, 1_000).records
     assert sorted(
@@ -679,8 +685,8 @@ def test_unchanged_answer_after_a_restart_reports_nothing(agents: Agents) -> Non
 
     agents.waits(1, UNCHANGED)
 
-    assert agents.now.known.poll.failure is None
-    assert list(agents.now.known.state.tracked.events) == [ID.casefold()]
+    assert agents.now.snapshot.poll.failure is None
+    assert list(agents.now.snapshot.state.tracked.events) == [ID.casefold()]
 
 
 # ---- what must not be claimed
@@ -697,10 +703,10 @@ def test_event_ends_as_unknown_when_it_was_unreadable_in_an_unchanged_answer(
     agents.sees(MINE)  # eight seconds before its NotBefore
     agents.sees(spoilt)
     agents.waits(20, UNCHANGED)
-    tracked = agents.now.known.state.tracked
+    tracked = agents.now.snapshot.state.tracked
     agents.waits(4, UNCHANGED)
 
-    assert agents.now.known.state.tracked is tracked  # nor is it written again and again
+    assert agents.now.snapshot.state.tracked is tracked  # nor is it written again and again
 
     agents.sees()
     assert agents.last("change", "reason", "outcome") == ("ended", "not_readable", "unknown")
@@ -715,7 +721,7 @@ def test_scope_is_unknown_when_the_vm_is_beyond_the_resources_that_are_read(
     )
 
     assert agents.last("change", "scope") == ("announced", scope)
-    assert agents.said[-1].get("notbefore.truncated") == (
+    assert agents.records[-1].get("notbefore.truncated") == (
         ["resources"] if scope == "unknown" else None
     )
 
@@ -750,7 +756,7 @@ def test_moved_disk_is_noticed_after_a_boot_without_an_answer(
     # named, and killed before the first answer
     agents.boot("second", vm=Vm(name=PEER, vm_id="0-2"))
     agents.restart(0, "third", vm=None)
-    reported = len(agents.said)
+    reported = len(agents.records)
     agents.sees(BEGUN)
 
     agents.waits(10, UNCHANGED)
@@ -760,7 +766,7 @@ def test_moved_disk_is_noticed_after_a_boot_without_an_answer(
         "first_seen_started",
         None,
     )
-    assert len(agents.said) == reported + 1
+    assert len(agents.records) == reported + 1
 
 
 @pytest.mark.parametrize("years", [-2, 2])
@@ -773,7 +779,9 @@ def test_date_that_is_years_off_gives_no_notice_and_is_logged_once(
 
     agents.sees()
 
-    assert {record.get("azure.scheduled_event.notice_seconds") for record in agents.said} == {None}
+    assert {record.get("azure.scheduled_event.notice_seconds") for record in agents.records} == {
+        None
+    }
     assert agents.last("started_seconds") == (6.0,)  # the other two clocks agree
     assert caplog.text.count("is not believed") == 1
 
@@ -1024,7 +1032,7 @@ def test_empty_body_is_a_failed_poll(agents: Agents) -> None:
 
     answer_emptily(agents, EMPTY_BODIES - 1)
 
-    assert agents.now.known.poll.failure == "rejected"
+    assert agents.now.snapshot.poll.failure == "rejected"
     assert agents.last("change") == ("announced",)
 
 
@@ -1047,8 +1055,8 @@ def test_third_empty_body_finishes_a_started_event(agents: Agents) -> None:
 def test_agent_is_ready_when_imds_only_sends_empty_bodies(agents: Agents) -> None:
     answer_emptily(agents, EMPTY_BODIES + 1)
 
-    assert agents.now.known.poll.failure is None
-    assert agents.now.known.poll.answered is not None
+    assert agents.now.snapshot.poll.failure is None
+    assert agents.now.snapshot.poll.answered is not None
 
 
 def test_failed_poll_interrupts_the_row_of_empty_bodies(agents: Agents) -> None:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from support.observing import Observer, on_a_quick_disk
+from support.observing import Observer, disable_disk_timeouts
 from support.world import World
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - as quick as it can be
@@ -28,7 +28,7 @@ class Machine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="notbefore-truth-", dir=MEMORY))
         self.observer = Observer(self.directory, seed)
         self.patch = pytest.MonkeyPatch()
-        on_a_quick_disk(self.patch)
+        disable_disk_timeouts(self.patch)
         self.observer.poll()
 
     def teardown(self) -> None:

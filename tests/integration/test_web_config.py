@@ -35,11 +35,11 @@ from notbefore.web.app import CheckResult
 from notbefore.web.server import HttpServer
 from support.agent import eventually, run
 from support.needs import needs
-from support.shown import (
+from support.served_view import (
     METRICS,
     NOTHING_PENDING,
     REQUEST,
-    Shown,
+    StubView,
     ask,
     connected,
     dripping,
@@ -205,7 +205,7 @@ LONG = os.urandom(12_000_000)  # more than the kernel takes for a client that do
 
 
 def test_slow_reader_gets_a_long_answer_whole_over_tls(place: Place) -> None:
-    with serving(place.write(), view=Shown(LONG)) as server, ExitStack() as stack:
+    with serving(place.write(), view=StubView(LONG)) as server, ExitStack() as stack:
         tls = shaken(place.client(), server, stack)
         # a request in one record, and one more byte by byte: each is answered, in order
         tls.sendall(REQUEST % (b"metrics", b""))
@@ -430,7 +430,7 @@ def access(place: Place) -> Access:
 @pytest.fixture
 def without_tls(access: Access) -> Iterator[HttpServer]:
     """A listener with this access."""
-    server = HttpServer(Server(listen="127.0.0.1:0"), Shown().app, access)
+    server = HttpServer(Server(listen="127.0.0.1:0"), StubView().app, access)
     server.start()
     try:
         yield server
@@ -494,7 +494,7 @@ def test_request_without_a_login_is_refused_and_not_counted(
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 def test_probe_without_a_password_gets_no_reasons(place: Place, path: str) -> None:
-    view = Shown()
+    view = StubView()
     view.verdict = CheckResult(ok=True, reasons=("the state is in /secret",))
     with serving(place.write(users=HASHES, tls=None), view=view) as server:
         status, _, body = ask(server, path)

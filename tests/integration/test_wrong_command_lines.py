@@ -91,7 +91,7 @@ def test_outbox_list_asks_the_agent_at_a_socket(tmp_path: Path) -> None:
         Simulator((ME,)) as imds,
         RunningAgent(imds.endpoint, tmp_path / "state", values) as agent,
     ):
-        agent.listens()
+        agent.wait_until_listening()
 
         listed = notbefore("outbox", "list", "--socket", agent.state / NAME)
         elsewhere = notbefore("outbox", "list", "--socket", tmp_path / NAME)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import kubernetes_validate
 import trustme
 
-from support.peers import HttpPeer, Request, Say
+from support.peers import Answer, HttpPeer, Request
 
 NODE: Final = "aks-pool-12345-vmss000003"
 NODE_UID: Final = "8a4a1f5e-9d0c-4a3b-9a51-7f7d0f3c2b11"
@@ -50,7 +50,7 @@ class RefusalError(Exception):
         self.code = code
 
 
-def status(code: int, message: str) -> Say:
+def status(code: int, message: str) -> Answer:
     """An error as the API server answers it."""
     body = {
         "kind": "Status",
@@ -61,7 +61,7 @@ def status(code: int, message: str) -> Say:
         "reason": _REASONS.get(code, "InternalError"),
         "code": code,
     }
-    return Say(code, (("Content-Type", "application/json"),), json.dumps(body).encode())
+    return Answer(code, (("Content-Type", "application/json"),), json.dumps(body).encode())
 
 
 class Kubernetes(HttpPeer):
@@ -86,7 +86,7 @@ class Kubernetes(HttpPeer):
         authority = trustme.CA()
         authority.cert_pem.write_to_path(self.ca_file)
         super().__init__(authority)
-        self.plays = self.default = Say(299)  # `default` may be set to another answer
+        self.plays = self.default = Answer(299)  # `default` may be set to another answer
         self.rotate(TOKEN)
 
     def rotate(self, token: str) -> None:
@@ -94,16 +94,16 @@ class Kubernetes(HttpPeer):
         self.token = token
         self.token_file.write_text(token, encoding="utf-8")
 
-    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
-        if say is self.plays:
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
+        if answer is self.plays:
             try:
                 code, content = self._played(self.request(handler))
             except RefusalError as refusal:
-                say = status(refusal.code, str(refusal))
+                answer = status(refusal.code, str(refusal))
             else:
                 headers = (("Content-Type", "application/json"),)
-                say = Say(code, headers, json.dumps(content).encode())
-        super().answer(handler, say)
+                answer = Answer(code, headers, json.dumps(content).encode())
+        super().answer(handler, answer)
 
     def _played(self, request: Request) -> tuple[int, dict[str, Any]]:
         if request.headers.get("authorization") != f"Bearer {self.token}":

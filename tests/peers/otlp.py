@@ -33,7 +33,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.agent import eventually, free_port
-from support.peers import HttpPeer, Request, Say
+from support.peers import Answer, HttpPeer, Request
 
 REQUESTS: dict[str, Any] = {
     "/v1/metrics": ExportMetricsServiceRequest,
@@ -49,7 +49,7 @@ class Receiver(HttpPeer):
         self, authority: trustme.CA | None = None, *, client_ca: trustme.CA | None = None
     ) -> None:
         super().__init__(authority, client_ca=client_ca)
-        self.default = Say(200, (("Content-Type", "application/x-protobuf"),), b"")
+        self.default = Answer(200, (("Content-Type", "application/x-protobuf"),), b"")
 
     @property
     def metrics(self) -> list[ExportMetricsServiceRequest]:
@@ -186,13 +186,13 @@ def collected(directory: Path) -> Iterator[tuple[Collector, Receiver]]:
         yield collector, receiver
 
 
-def rejecting(count: int, why: str) -> Say:
+def rejecting(count: int, why: str) -> Answer:
     """An answer that takes a request but for so many of its records, or data points: the bytes are
     the same.
     """
     partial = ExportLogsPartialSuccess(rejected_log_records=count, error_message=why)
     body = ExportLogsServiceResponse(partial_success=partial).SerializeToString()
-    return Say(200, (("Content-Type", "application/x-protobuf"),), body)
+    return Answer(200, (("Content-Type", "application/x-protobuf"),), body)
 
 
 # ---- what came, in other words

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import jsonschema
 
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 
 MAX_BYTES: Final = 512 * 1024
 ROUTING_KEY: Final = "e93facc04764012d7bfb002500d5d1a6"  # the example of the documentation
@@ -84,11 +84,11 @@ class PagerDuty(HttpPeer):
         self.open: set[str] = set()
         self._one_at_a_time = threading.Lock()  # else two clients may both open an incident
         super().__init__()
-        self.accepts = self.default = Say(202)  # `default` may be set to another answer
+        self.accepts = self.default = Answer(202)  # `default` may be set to another answer
 
-    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
-        if say is not self.accepts:
-            super().answer(handler, say)
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
+        if answer is not self.accepts:
+            super().answer(handler, answer)
             return
         reason = self._wrong(handler.path, self.request(handler).body)
         if reason:
@@ -98,14 +98,14 @@ class PagerDuty(HttpPeer):
                 "message": "Event object is invalid",
                 "errors": [reason],
             }
-            super().answer(handler, Say(400, body=json.dumps(said).encode()))
+            super().answer(handler, Answer(400, body=json.dumps(said).encode()))
             return
         event = json.loads(self.request(handler).body)
         with self._one_at_a_time:
             self.steps.append(step := self._step(event))
         said = {"status": "success", "message": "Event processed", "dedup_key": step.dedup_key}
         super().answer(
-            handler, Say(202, (("Content-Type", "application/json"),), json.dumps(said).encode())
+            handler, Answer(202, (("Content-Type", "application/json"),), json.dumps(said).encode())
         )
 
     def _wrong(self, path: str, body: bytes) -> str:

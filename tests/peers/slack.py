@@ -13,7 +13,7 @@ from typing import Any, Final
 import jsonschema
 import msgspec
 
-from support.peers import HttpPeer, Request, Say
+from support.peers import Answer, HttpPeer, Request
 
 
 def _text(most: int, kind: str = "mrkdwn") -> dict[str, Any]:
@@ -121,16 +121,18 @@ class SlackServer(HttpPeer):
         """The headers of the messages."""
         return [title_of(content) for content in self.messages]
 
-    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
         """The answer that a test gives, or else Slack's."""
-        super().answer(handler, self._reply(self.request(handler)) if say == Say() else say)
+        super().answer(
+            handler, self._reply(self.request(handler)) if answer == Answer() else answer
+        )
 
-    def _reply(self, request: Request) -> Say:
+    def _reply(self, request: Request) -> Answer:
         content: dict[str, Any] = json.loads(request.body)
         if error := self._fault(content):
-            return Say(400, body=error.encode())
+            return Answer(400, body=error.encode())
         self.messages.append(content)
-        return Say(body=b"ok")
+        return Answer(body=b"ok")
 
     def _fault(self, content: dict[str, Any]) -> str:
         for fault in jsonschema.Draft202012Validator(_CONTENT).iter_errors(content):
@@ -189,11 +191,11 @@ class SlackWorkspace(HttpPeer):
         """The address of the Web API."""
         return f"{self.url}/api/"
 
-    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
         """The answer that a test gives, or else Slack's."""
-        if say == Say():
-            say = Say(body=json.dumps(self._reply(self.request(handler))).encode())
-        super().answer(handler, say)
+        if answer == Answer():
+            answer = Answer(body=json.dumps(self._reply(self.request(handler))).encode())
+        super().answer(handler, answer)
 
     @property
     def methods(self) -> list[str]:

@@ -113,7 +113,7 @@ def notbefore(
     return run(sys.executable, "-m", "notbefore", *words, timeout=timeout, **environment)
 
 
-def configured(state: Path, values: dict[str, Any]) -> str:
+def write_config(state: Path, values: dict[str, Any]) -> str:
     """Write a configuration next to a state directory, and return its path."""
     file = state.with_name(f"{state.name}.yaml")
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -145,7 +145,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def polled(imds: Simulator, times: int) -> None:
+def wait_for_polls(imds: Simulator, times: int) -> None:
     """Wait for so many more polls: then the agent has processed the answers before the last."""
     asked = imds.requests
     eventually(lambda: imds.requests > asked + times)
@@ -170,7 +170,7 @@ class RunningAgent:
         interval: str = "200ms",
         reading: bool = True,
     ) -> None:
-        typed = [word if isinstance(word, str) else configured(state, word) for word in words]
+        typed = [word if isinstance(word, str) else write_config(state, word) for word in words]
         command = [
             *self.before(state),
             self.python,
@@ -217,16 +217,16 @@ class RunningAgent:
             self.log += line.decode()
 
     def __enter__(self) -> Self:
-        """Wait until it is ready, unless ``at_once`` was called."""
+        """Wait until it is ready, unless ``without_waiting`` was called."""
         try:
             if self._waited_for:
-                self.ready()
+                self.wait_until_ready()
             return self
         except BaseException:
             self.stop(signal.SIGKILL)
             raise
 
-    def at_once(self) -> Self:
+    def without_waiting(self) -> Self:
         """Let ``with`` not wait until it is ready."""
         self._waited_for = False
         return self
@@ -236,13 +236,13 @@ class RunningAgent:
             self.process.send_signal(signal.SIGCONT)
         self.stop()
 
-    def ready(self) -> Self:
+    def wait_until_ready(self) -> Self:
         """Wait until it is ready."""
         eventually(lambda: self.process.poll() is not None or self.answers("/readyz"))
         assert self.process.poll() is None, self.log
         return self
 
-    def listens(self) -> None:
+    def wait_until_listening(self) -> None:
         """Wait until it listens to commands, which may be after the first answer of IMDS."""
         eventually((self.state / "control.sock").is_socket)
 
@@ -303,7 +303,7 @@ class RunningAgent:
         """The changes that were reported."""
         return [record["azure.scheduled_event.change"] for record in self.records]
 
-    def reported(self, *kinds: str) -> list[dict[str, Any]]:
+    def wait_for_changes(self, *kinds: str) -> list[dict[str, Any]]:
         """Wait until exactly these changes were reported, and return their records."""
         eventually(lambda: len(self.records) >= len(kinds))
         assert self.kinds == list(kinds)

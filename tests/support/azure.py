@@ -73,7 +73,7 @@ def instant(seconds: float = 0.0, boot: str = "boot") -> Instant:
     return Instant(at(seconds), boot, seconds, at(seconds))
 
 
-def now(seconds: float = 0.0, **fields: Any) -> Observation:
+def observation(seconds: float = 0.0, **fields: Any) -> Observation:
     """A well-watched moment of the VM ``ME``."""
     return Observation(**{"at": instant(seconds), "vm": ME, "silence": 1.0, **fields})
 
@@ -93,7 +93,9 @@ class Story:
         """A document whose DocumentIncarnation is higher ``by`` so much than the last one's."""
         self.incarnation += by
         step = diff(
-            self.tracked, document(*items, incarnation=self.incarnation), now(seconds, **fields)
+            self.tracked,
+            document(*items, incarnation=self.incarnation),
+            observation(seconds, **fields),
         )
         self.tracked = step.tracked
         self.changes += step.changes

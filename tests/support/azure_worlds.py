@@ -15,7 +15,7 @@ from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Notification
 from support.azure import T0
-from support.fleet_log import EACH, written
+from support.fleet_log import EACH, snapshot_of
 from support.random_fleets import DELETING, TYPES, Group, record_of
 
 Sources = Literal["both", "azure", "late", "agents"]
@@ -348,7 +348,7 @@ def notified(world: World) -> tuple[list[Notification], Partition]:
         now = arrival
         if takeovers and takeovers[0] < now:
             takeovers.pop(0)
-            fold = Partition("0", EACH, written(fold), fold.figures)
+            fold = Partition("0", EACH, snapshot_of(fold), fold.figures)
         hub_time = T0.timestamp() + now
         notifications += fold.add(body, Position(str(number), number, hub_time))
         notifications += fold.advance(hub_time)

@@ -37,7 +37,7 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-class Heard:
+class PageLog:
     """What a page asked for and complained of: its console, its errors, its requests, its
     dialogs.
     """

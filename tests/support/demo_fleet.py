@@ -21,7 +21,7 @@ from notbefore.wording.phrases import reporters
 from notbefore.wording.records import heartbeat_of
 from support.agent import eventually
 from support.event_grid import encoded, message, resource_id
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
 from support.needs import NEEDS, is_here
@@ -161,7 +161,7 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
     say("starting an Event Hub on loopback; the demo takes about two minutes")
     hub = stack.enter_context(Hub(directory))
     receiver = stack.enter_context(HttpPeer())
-    config = configured(
+    config = write_fleet_config(
         directory, hub, receiver.url, group_by=list(GROUPED), group_wait="2s", group_interval="5s"
     )
     over = threading.Event()

@@ -150,7 +150,7 @@ def series(name: str, labels: dict[str, str]) -> str:
     return f"{name}{{{quoted}}}"
 
 
-def scraped(
+def input_series(
     vms: Iterable[Target], minutes: int, interval: int, wanted: frozenset[str]
 ) -> list[dict[str, str]]:
     """What promtool takes as ``input_series``: a scrape each ``interval`` seconds, of the metrics

@@ -15,7 +15,7 @@ from notbefore.simulator.state import SCENARIOS, Play
 from support.agent import RunningAgent, eventually, free_port
 from support.azure import ID, body, item
 from support.history import PastVm, Present, openmetrics
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 from support.scraping import Prometheus
 
 LIVE = ("WestNO_0", "WestNO_1")
@@ -95,7 +95,7 @@ def watched_fleet(
             RunningAgent(simulator.endpoint_of(STOPPED), directory / STOPPED)
         )
         without_imds = stack.enter_context(
-            RunningAgent(f"http://127.0.0.1:{free_port()}", directory / "deaf").at_once()
+            RunningAgent(f"http://127.0.0.1:{free_port()}", directory / "deaf").without_waiting()
         )
         targets = [f"127.0.0.1:{agent.port}" for agent in (*agents, stopped, without_imds)]
         refusing = [
@@ -119,7 +119,7 @@ def _start_agents(stack: ExitStack, simulator: Simulator, directory: Path) -> li
     """
     accepting = stack.enter_context(HttpPeer())
     failing = stack.enter_context(HttpPeer())
-    failing.default = Say(503)
+    failing.default = Answer(503)
     config = {
         "sinks": {
             "oncall": {"webhook": {"url": accepting.url, "allow_private": True}},

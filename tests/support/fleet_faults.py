@@ -23,7 +23,7 @@ from azure.eventhub.exceptions import EventHubError
 from support.agent import eventually
 from support.azurite import Azurite
 from support.event_grid import encoded, message, resource_id
-from support.fleet_instance import RunningFleet, configured, send
+from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.hub import Hub
 from support.peers import HttpPeer
 from support.random_fleets import record_of
@@ -197,7 +197,7 @@ class Scene(ExitStack):
                 "connection_string": self.blobs.connection_string,
                 "container": "notbefore",
             }
-        self._config = configured(directory, self.hub, self.hook.url, **options)
+        self._config = write_fleet_config(directory, self.hub, self.hook.url, **options)
         values = yaml.safe_load(self._config.read_text(encoding="utf-8"))
         # else announcements of ended events would not be sent
         values["sinks"]["hook"]["webhook"]["expire_on_end"] = False
@@ -364,7 +364,7 @@ def container_deleted(directory: Path) -> tuple[Account, str]:
 def hub_away(directory: Path, seconds: float) -> tuple[Account, str]:
     """Kill the hub, let it throttle, and let it end connections."""
     with Scene(directory, 1, store=False) as scene:
-        instance = scene.instances[0].ready()
+        instance = scene.instances[0].wait_until_ready()
         scene.hub.kill()
         eventually(lambda: not instance.answers("/readyz"))
         assert instance.answers("/healthz")

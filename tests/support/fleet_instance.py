@@ -47,7 +47,7 @@ def send(hub: Hub, records: Iterable[Record | Heartbeat | bytes], key: str | Non
     asyncio.run(run())
 
 
-def configured(directory: Path, hub: Hub, sink: str, **fleet: Any) -> Path:
+def write_fleet_config(directory: Path, hub: Hub, sink: str, **fleet: Any) -> Path:
     """Write a configuration that reads ``hub`` and sends to the webhook at ``sink``."""
     path = directory / "fleet.yaml"
     (directory / "hub-key").write_text(hub.connection_string(), encoding="utf-8")

@@ -35,7 +35,7 @@ EACH = grouped()
 WAVES = grouped(("scale_set", "event_type"))
 
 
-def written(fold: Partition) -> Snapshot:
+def snapshot_of(fold: Partition) -> Snapshot:
     """Return the snapshot of a fold as another instance reads it."""
     return read_snapshot(compressed(fold.snapshot(0.0)))
 
@@ -46,7 +46,7 @@ class Log:
     def __init__(self, grouping: Grouping = EACH, sequence: int = 0) -> None:
         self.grouping = grouping
         self.fold = Partition("0", grouping)
-        self.made: list[Notification] = []
+        self.notifications: list[Notification] = []
         self.sequence = sequence
         self.now = T0.timestamp()
 
@@ -67,19 +67,21 @@ class Log:
         return self.wait(0)
 
     def read(self, data: bytes) -> None:
-        self.made += self.fold.add(data, Position(str(self.sequence), self.sequence, self.now))
+        self.notifications += self.fold.add(
+            data, Position(str(self.sequence), self.sequence, self.now)
+        )
         self.sequence += 1
 
     def taken_over(self) -> "Log":
         """Return the log as another instance continues it from a snapshot."""
         other = Log(self.grouping, self.sequence)
-        other.fold = Partition("0", self.grouping, written(self.fold))
+        other.fold = Partition("0", self.grouping, snapshot_of(self.fold))
         other.now = self.now
         return other
 
     def wait(self, seconds: float) -> list[str]:
         self.now += seconds
-        self.made += self.fold.advance(self.now)
+        self.notifications += self.fold.advance(self.now)
         return self.kinds
 
     def beat(self, *vms: Vm, interval: float = 300.0) -> None:
@@ -108,11 +110,11 @@ class Log:
 
     @property
     def kinds(self) -> list[str]:
-        return [notification.change.kind for notification in self.made]
+        return [notification.change.kind for notification in self.notifications]
 
     @property
     def last(self) -> Notification:
-        return self.made[-1]
+        return self.notifications[-1]
 
 
 def text_of_last(log: Log) -> Text:

@@ -34,7 +34,7 @@ from notbefore.simulator.state import Play
 from notbefore.web.exposition import client_metric, render
 from support.azure import document
 from support.fast_motion import series
-from support.peers import HttpPeer, Say
+from support.peers import Answer, HttpPeer
 
 SINKS = ("oncall", "hub")
 
@@ -158,7 +158,7 @@ class Present(HttpPeer):
             for path, vm in self._by_path.items()
         ]
 
-    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:  # noqa: ARG002 - it has one answer
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:  # noqa: ARG002 - it has one answer
         vm = self._by_path[handler.path]
         body, kind = render(vm.look(time.time(), 1.0), handler.headers.get("Accept", ""))
-        super().answer(handler, Say(200, (("Content-Type", kind),), body))
+        super().answer(handler, Answer(200, (("Content-Type", kind),), body))

@@ -78,7 +78,7 @@ def outcomes(sink: Sink, *messages: Message) -> list[Receipt | SendError]:
     return results
 
 
-def recording(original: Message, **fields: Any) -> Message:
+def with_record_fields(original: Message, **fields: Any) -> Message:
     """Return the message with other fields in its record."""
     record = msgspec.structs.replace(original.record, **fields)
     return msgspec.structs.replace(original, content=record)

@@ -84,7 +84,7 @@ def needs(*names: str) -> None:
         pytest.skip(f"needs {', '.join(missing)} ({'; '.join(ways)})")
 
 
-def not_seen(reasons: Iterable[str]) -> str:
+def skip_summary(reasons: Iterable[str]) -> str:
     """What a run did not see, in one line: how many tests for want of what."""
     counted = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
     return f"{counted.total()} skipped: " + ", ".join(

@@ -249,7 +249,7 @@ class Observer:
         self.account.judge(records, self.world.vm if self.named else None)
 
 
-def on_a_quick_disk(patch: pytest.MonkeyPatch) -> None:
+def disable_disk_timeouts(patch: pytest.MonkeyPatch) -> None:
     """Let no disk of the world seem to hang because this machine is busy."""
     do = DiskThread.do
 

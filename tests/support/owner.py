@@ -1,6 +1,6 @@
 """``Owner``: an outbox in memory for a courier, on a clock that a test may move.
 
-``CourierHere`` runs couriers as threads of this process.
+``CourierThreads`` runs couriers as threads of this process.
 """
 
 import select
@@ -41,7 +41,7 @@ class Owner(StoredOutbox):
         super().__init__(self.outbox, self, lambda: None)
         self.ahead = 0.0  # seconds by which its clock is ahead
         self.results: list[SendResult] = []
-        self.given: list[Delivery] = []
+        self.leased: list[Delivery] = []
         self.endings = 0
 
     def boot_time(self) -> float:
@@ -69,7 +69,7 @@ class Owner(StoredOutbox):
         results = list(results)
         self.results += results
         given = super().exchange(results, limits)
-        self.given += given
+        self.leased += given
         return given
 
     def courier_ended(self, ids: Collection[str] | None = None) -> None:
@@ -106,7 +106,7 @@ def serve(
             courier.tick()
 
 
-class CourierHere:
+class CourierThreads:
     """Has a supervisor whose couriers are threads of this process, which ``until`` drives."""
 
     pid = 0  # for the supervisor, each courier is this process

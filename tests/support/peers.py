@@ -28,7 +28,7 @@ class Request(NamedTuple):
     method: str = "POST"
 
 
-class Say(NamedTuple):
+class Answer(NamedTuple):
     """One answer. ``how``: plain; hang, cut (none); drip (a byte now and then)."""
 
     status: int = 200
@@ -47,8 +47,8 @@ class HttpPeer:
         self, authority: trustme.CA | None = None, *names: str, client_ca: trustme.CA | None = None
     ) -> None:
         self.requests: list[Request] = []
-        self.answers: deque[Say] = deque()
-        self.default = Say()
+        self.answers: deque[Answer] = deque()
+        self.default = Answer()
         self.over = threading.Event()
         self.read_whole = False  # whether a client has read an answer with its body to the end
         peer = self
@@ -59,15 +59,17 @@ class HttpPeer:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
                 headers = {k.lower(): v for k, v in self.headers.items()}
-                say = peer.answers.popleft() if peer.answers else peer.default
-                if say == Say() and self.path.endswith("/api/v2/alerts"):
-                    say = Say(body=b"")  # what Alertmanager answers
-                if say == Say() and self.path.endswith("/v2/enqueue"):
-                    say = Say(202, body=b'{"status": "success"}')  # what PagerDuty answers
+                answer = peer.answers.popleft() if peer.answers else peer.default
+                if answer == Answer() and self.path.endswith("/api/v2/alerts"):
+                    answer = Answer(body=b"")  # what Alertmanager answers
+                if answer == Answer() and self.path.endswith("/v2/enqueue"):
+                    answer = Answer(202, body=b'{"status": "success"}')  # what PagerDuty answers
                 peer.requests.append(
-                    Request(self.path, headers, body, self.client_address, say.status, self.command)
+                    Request(
+                        self.path, headers, body, self.client_address, answer.status, self.command
+                    )
                 )
-                peer.answer(self, say)
+                peer.answer(self, answer)
 
             do_GET = do_HEAD = do_PATCH = do_POST  # noqa: N815 - names of the library
 
@@ -104,23 +106,23 @@ class HttpPeer:
             if request.client == handler.client_address
         )
 
-    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
-        self.over.wait(60.0 if say.how == "hang" else 0.0)
-        if say.how in ("hang", "cut"):
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
+        self.over.wait(60.0 if answer.how == "hang" else 0.0)
+        if answer.how in ("hang", "cut"):
             handler.close_connection = True
             return
-        if say.how == "drip":
+        if answer.how == "drip":
             for byte in b"HTTP/1.1 200 OK\r\n" + b"X-Slow: 1\r\n" * 50:
                 if self.over.wait(0.3):
                     return
                 handler.wfile.write(bytes([byte]))
-        handler.send_response(say.status)
-        for name, value in say.headers:
+        handler.send_response(answer.status)
+        for name, value in answer.headers:
             handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(say.body)))
+        handler.send_header("Content-Length", str(len(answer.body)))
         handler.end_headers()
         if handler.command != "HEAD":
-            handler.wfile.write(say.body)
+            handler.wfile.write(answer.body)
             self.read_whole = True
 
     @property

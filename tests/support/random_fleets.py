@@ -16,7 +16,7 @@ from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Notification
 from support.azure import T0
-from support.fleet_log import grouped, written
+from support.fleet_log import grouped, snapshot_of
 
 TYPES: Final = {
     "Preempt": 30.0,
@@ -321,7 +321,7 @@ def notified_by_two_partitions(
             continue
         if new.state.partitions == 0:
             old.hub_has(2, [], now)
-            new.hub_has(2, [written(old)], now)
+            new.hub_has(2, [snapshot_of(old)], now)
         notifications += new.add(body, position)
         notifications += new.advance(now)
         notifications += old.advance(now)
@@ -340,8 +340,8 @@ def notified_by_two_partitions(
 
 
 def _follow_each_other(old: Partition, new: Partition, now: float) -> None:
-    old_state = written(old)
-    new_state = written(new)
+    old_state = snapshot_of(old)
+    new_state = snapshot_of(new)
     old.events.follow([new_state], now)
     new.events.follow([old_state], now)
 

@@ -60,7 +60,7 @@ class Tracking:
     """Has a tracker with its state, store and meter; its records are in ``said``."""
 
     def __init__(self, directory: Path, clock: Clock, config: Config | None = None) -> None:
-        self.said: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []
         self.changes = self.deliveries = 0  # how often the listeners were called
         self.runtime = runtime_of(config or Config())
         self.clock = clock
@@ -83,18 +83,18 @@ class Tracking:
         self.changes += 1
 
     def _say(self, line: bytes) -> None:
-        self.said.append(json.loads(line))
+        self.records.append(json.loads(line))
 
     def _to_deliver(self) -> None:
         self.deliveries += 1
 
     @property
-    def known(self) -> AgentSnapshot:
+    def snapshot(self) -> AgentSnapshot:
         return self.state.snapshot
 
     @property
     def listed(self) -> ListedEvents:
-        return ListedEvents(self.known, self.state.instant())
+        return ListedEvents(self.snapshot, self.state.instant())
 
     def certain(self, key: str) -> bool:
         """Return whether IMDS's answers let the agent approve an event."""

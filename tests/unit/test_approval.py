@@ -27,12 +27,12 @@ from notbefore.core.routing import DurationRange, Route, Routing, Terms, route_b
 from notbefore.core.tracked import Tracked, TrackedEvent, scope_of
 from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import Figures, Totals
-from support.azure import ID, ME, PEER, at, document, instant, item, now
+from support.azure import ID, ME, PEER, at, document, instant, item, observation
 
 
 def tracked(**fields: Any) -> TrackedEvent:
     """Return an event first seen at 0, with a NotBefore at 900."""
-    seen = diff(Tracked(), document(item(**fields)), now(0)).tracked
+    seen = diff(Tracked(), document(item(**fields)), observation(0)).tracked
     return seen.events[ID.casefold()]
 
 

@@ -11,7 +11,7 @@ from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.wording.approval import pending_approval, plan_words
-from support.azure import ID, ME, PEER, at, document, item, now
+from support.azure import ID, ME, PEER, at, document, item, observation
 
 ON = Switches()
 OFF = Switches(off="approval.enabled is not true")
@@ -22,7 +22,7 @@ LEADER = Rule("all", name="users", for_all_resources="leader")
 
 def tracked(**fields: Any) -> TrackedEvent:
     """Return an event first seen at 0, which is 12:00, with a NotBefore at 900."""
-    seen = diff(Tracked(), document(item(**fields)), now(0)).tracked
+    seen = diff(Tracked(), document(item(**fields)), observation(0)).tracked
     return seen.events[ID.casefold()]
 
 

@@ -15,7 +15,7 @@ from notbefore.config.secret import Secret, secrets_in
 from notbefore.config.sinks import Kubernetes
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
-from support.printed import objects
+from support.json_output import parsed_output
 
 MISTAKEN = """\
 imds:
@@ -361,7 +361,7 @@ def test_check_config_misses_the_section_of_a_fleet_only_without_it(
 def json_of_check_config(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     """Return the exit code of ``check-config --json`` and what it printed."""
     exit_code = main(["check-config", "--json", str(path)])
-    (report,) = objects("check-config", capsys.readouterr().out)
+    (report,) = parsed_output("check-config", capsys.readouterr().out)
     return exit_code, report
 
 

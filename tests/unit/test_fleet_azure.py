@@ -15,7 +15,7 @@ from notbefore.fleet.snapshot import Position, split_events
 from support import azure_worlds
 from support.azure import T0, at
 from support.event_grid import as_cloud_event, encoded, message, resource_id
-from support.fleet_log import EACH, LIMIT, WAVES, A, B, C, Log, text_of_last, written
+from support.fleet_log import EACH, LIMIT, WAVES, A, B, C, Log, snapshot_of, text_of_last
 from support.fleet_records import vm
 
 WAIT = EACH.group_wait
@@ -356,7 +356,7 @@ def test_event_that_azure_postpones_after_its_unknown_end_is_announced_again() -
     log.azure("Completed", after=60)
 
     assert log.kinds == ["announced", "ended", "announced", "started", "finished"]
-    assert len({made.change.id for made in log.made}) == 5
+    assert len({made.change.id for made in log.notifications}) == 5
 
 
 @pytest.mark.parametrize("seconds", [0, 900])
@@ -491,7 +491,7 @@ def test_preempt_that_azure_completed_deletes_its_vm() -> None:
     log.pass_time(2000, B)
 
     assert log.silent == []
-    assert [made.change.event.event_type for made in log.made] == ["Preempt"] * 2
+    assert [made.change.event.event_type for made in log.notifications] == ["Preempt"] * 2
 
 
 def test_event_of_azure_explains_the_silence_of_its_vm() -> None:
@@ -530,7 +530,7 @@ def test_vm_that_azure_has_not_named_for_long_is_forgotten() -> None:
     log = Log()
     log.azure("Scheduled")
     log.azure("Completed")
-    assert written(log.fold).azure_vms
+    assert snapshot_of(log.fold).azure_vms
 
     log.wait(AZURE_VM_SECONDS + 100)
 
@@ -589,8 +589,8 @@ def test_fold_gives_the_same_notifications_for_a_repeated_log() -> None:
                 log.azure(status, after=10, at=at(10))
 
     assert first.kinds == second.kinds
-    ids = {made.change.id for made in first.made}
-    assert {made.change.id for made in second.made} == ids
+    ids = {made.change.id for made in first.notifications}
+    assert {made.change.id for made in second.notifications} == ids
 
 
 def test_record_of_azure_advances_the_position() -> None:

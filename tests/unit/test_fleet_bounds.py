@@ -92,7 +92,7 @@ def test_start_after_an_end_is_marked_as_a_correction(end: str, later_kinds: lis
         log.add(A, kind, resources=[A.name], after=30)
 
     assert log.kinds == ["announced", end, *later_kinds]
-    assert log.made[2].change.reason == "corrected"
+    assert log.notifications[2].change.reason == "corrected"
 
 
 def test_end_after_an_unknown_end_is_marked_as_a_correction() -> None:
@@ -105,7 +105,7 @@ def test_end_after_an_unknown_end_is_marked_as_a_correction() -> None:
     log.add(B, "finished", resources=[A.name], after=60)
 
     assert log.kinds[:2] == ["announced", "ended"]
-    assert log.made[2].change.reason == "corrected"
+    assert log.notifications[2].change.reason == "corrected"
 
 
 def test_digest_shows_the_not_before_of_what_is_under_way() -> None:

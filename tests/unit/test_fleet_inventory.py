@@ -124,10 +124,10 @@ def test_missing_and_silent_vms_are_two_notifications() -> None:
 
     log.pass_time(1500, A)
 
-    resources = {notification.change.event.resources for notification in log.made}
+    resources = {notification.change.event.resources for notification in log.notifications}
     assert log.kinds == ["started", "started"]
     assert resources == {("web_1",), ("web_9",)}
-    assert len({notification.change.id for notification in log.made}) == 2
+    assert len({notification.change.id for notification in log.notifications}) == 2
 
 
 def log_with_missing_vm() -> Log:

@@ -107,7 +107,7 @@ def test_full_outbox_makes_room_once_for_each_step(
         log.add(A, "announced", f"E{number}")
 
     with outbox.opened():
-        for notification in log.made:
+        for notification in log.notifications:
             outbox.commit("0", notification)
 
     assert len(waiting(outbox, log)) == 2
@@ -136,7 +136,7 @@ def test_end_is_sent_when_the_beginning_was_sent_before_the_mute(
     muted_keys: set[str] = set()
     kinds = []
 
-    for number, notification in enumerate(log.made):
+    for number, notification in enumerate(log.notifications):
         mutes = [mute] if number >= muted_from else []
         if not is_muted(mutes, log.now, notification, muted_keys):
             kinds.append(notification.change.kind)

@@ -203,7 +203,7 @@ def test_lost_snapshot_is_rebuilt_from_the_start_of_retention(instance: Instance
         read_days(log, now)
 
         assert log.kinds == ["announced", "announced", "started"]
-        event_ids = {notification.change.event.event_id for notification in log.made}
+        event_ids = {notification.change.event.event_id for notification in log.notifications}
         assert event_ids == {"PENDING", "FRESH"}
         assert instance.view.ready().reasons
         assert instance.view.calendar({}).status.startswith("503")
@@ -226,8 +226,8 @@ def read_days(log: Log, now: datetime) -> None:
         then = now - timedelta(seconds=ago)
         record = report(A, kind, event_id, at=then, not_before=now + timedelta(days=1))
         enqueued = then.timestamp()
-        log.made += log.fold.add(body(record), Position(str(number), number, enqueued))
-    log.made += log.fold.advance(now.timestamp())
+        log.notifications += log.fold.add(body(record), Position(str(number), number, enqueued))
+    log.notifications += log.fold.advance(now.timestamp())
 
 
 # ---- events that nobody has reported

@@ -23,7 +23,7 @@ from notbefore.fleet.story import Standing, Story
 from notbefore.fleet.waves import Grouping, Notification
 from notbefore.wording.records import heartbeat_of, record_of
 from support.azure import T0, at
-from support.fleet_log import EACH, LIMIT, VMS, WAVES, A, B, C, D, Log, grouped, written
+from support.fleet_log import EACH, LIMIT, VMS, WAVES, A, B, C, D, Log, grouped, snapshot_of
 from support.fleet_records import body, report, vm
 
 A_DAY = 86_400
@@ -53,7 +53,7 @@ def event_ids(notifications: Iterable[Notification]) -> list[str]:
 
 
 def assert_ids_differ(log: Log) -> None:
-    ids = change_ids(log.made)
+    ids = change_ids(log.notifications)
     assert len(set(ids)) == len(ids)
 
 
@@ -311,7 +311,7 @@ def test_event_reopens_when_it_starts_after_limit() -> None:
     log.add(B, "finished")
 
     assert log.kinds[3:] == ["started", "updated", "finished"]
-    reasons = [notification.change.reason for notification in log.made[3:]]
+    reasons = [notification.change.reason for notification in log.notifications[3:]]
     assert reasons == ["corrected", "content_changed", "gone_after_start"]
     assert_ids_differ(log)
 
@@ -508,7 +508,7 @@ def test_waves_are_grouped_by_tag() -> None:
 
     log.wait(10)
 
-    web, data, untagged = log.made
+    web, data, untagged = log.notifications
     assert web.vm.tags == {"team": "web"}
     assert web.facts.fleet_events == 2
     assert data.vm.tags == {"team": "data"}
@@ -529,7 +529,7 @@ def test_event_stays_in_its_wave_when_its_tags_become_known() -> None:
     log.wait(301)
 
     assert log.kinds == ["announced", "started", "finished"]
-    assert len(set(event_ids(log.made))) == 1
+    assert len(set(event_ids(log.notifications))) == 1
 
 
 # ---- waves
@@ -594,7 +594,7 @@ def test_wave_finishes_once_all_its_events_have_finished() -> None:
     assert log.last.change.interruption == 8.0
     assert log.last.change.event.event_status == "Started"
     assert log.last.change.ahead_seconds is None
-    assert len(set(event_ids(log.made))) == 1
+    assert len(set(event_ids(log.notifications))) == 1
     assert not log.fold.events.waves.open
 
 
@@ -695,7 +695,7 @@ TAKEOVER_STEP = st.tuples(
 def take_over(log: Log) -> Log:
     """Return the log as another instance continues it, with the notifications so far."""
     continued = log.taken_over()
-    continued.made = log.made
+    continued.notifications = log.notifications
     return continued
 
 
@@ -724,8 +724,8 @@ def test_takeover_changes_no_notification(
         log.wait(20_000)
         log.wait(20_000)
 
-    changes = [notification.change for notification in uninterrupted.made]
-    assert [notification.change for notification in taken_over.made] == changes
+    changes = [notification.change for notification in uninterrupted.notifications]
+    assert [notification.change for notification in taken_over.notifications] == changes
     assert_ids_differ(uninterrupted)
     assert not +uninterrupted.fold.figures.errors
     assert not uninterrupted.fold.events.open
@@ -739,7 +739,7 @@ def test_records_before_the_snapshot_are_not_notified_again() -> None:
     continued.sequence = 0
     continued.add(A, "announced", after=0)
 
-    assert continued.made == []
+    assert continued.notifications == []
 
 
 def snapshot_with_event() -> bytes:
@@ -770,7 +770,7 @@ def test_foreign_bytes_are_refused_as_snapshot() -> None:
 
 
 def test_snapshot_of_another_form_is_refused() -> None:
-    newer = replace(written(Log().fold), form=FORM + 1)
+    newer = replace(snapshot_of(Log().fold), form=FORM + 1)
 
     with pytest.raises(ValueError, match=f"form {FORM + 1}"):
         read_snapshot(compressed(msgspec.msgpack.encode(newer)))
@@ -852,7 +852,7 @@ def test_record_is_set_aside_when_the_fold_fails_on_it(
     for event_id in ("E0", "E1", "E2"):
         log.add(A, "announced", event_id)
 
-    assert event_ids(log.made) == ["E0", "E2"]
+    assert event_ids(log.notifications) == ["E0", "E2"]
     assert log.fold.figures.poison == {"failed": 1}
     assert log.fold.figures.errors == {"fold": 1}
     place = "sequence number 1: a record is not used"
@@ -881,7 +881,7 @@ def test_failing_wave_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> 
     log.wait(1)
     log.wait(1)
 
-    assert event_ids(log.made) == ["E1"]
+    assert event_ids(log.notifications) == ["E1"]
     assert log.fold.figures.errors == {"fold": 1}
 
 
@@ -924,7 +924,7 @@ def test_fold_ends_overdue_events_in_chunks() -> None:
 
     chunks = 0
     while log.fold.is_due(log.now):
-        log.made += log.fold.advance_chunk(log.now)
+        log.notifications += log.fold.advance_chunk(log.now)
         chunks += 1
 
     assert chunks > 2

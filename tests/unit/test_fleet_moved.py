@@ -9,7 +9,7 @@ import pytest
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.fleet.waves import Grouping
 from support import random_fleets
-from support.fleet_log import EACH, LIMIT, WAVES, A, B, Log, written
+from support.fleet_log import EACH, LIMIT, WAVES, A, B, Log, snapshot_of
 
 SCALE_SET = [A.name, B.name]
 
@@ -25,12 +25,12 @@ def add_partition(old: Log, new: Log) -> None:
     """Let the hub have two partitions; from now on the VMs send to the new one."""
     new.now = old.now
     old.fold.hub_has(2, [], old.now)
-    new.fold.hub_has(2, [written(old.fold)], new.now)
+    new.fold.hub_has(2, [snapshot_of(old.fold)], new.now)
 
 
 def follow(log: Log, *others: Log) -> set[str]:
     """Let a partition see the states of others."""
-    states = [written(other.fold) for other in others]
+    states = [snapshot_of(other.fold) for other in others]
     return log.fold.events.follow(states, log.now)
 
 
@@ -46,7 +46,7 @@ def let_pass(seconds: float, old: Log, new: Log) -> None:
 
 
 def keys(log: Log) -> set[str]:
-    return {notification.change.event.key for notification in log.made}
+    return {notification.change.event.key for notification in log.notifications}
 
 
 @pytest.mark.parametrize("grouping", [EACH, WAVES], ids=["each event", "waves"])

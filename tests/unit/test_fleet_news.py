@@ -16,7 +16,7 @@ from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping, Notification
 from support import random_fleets
 from support.azure import T0, at
-from support.fleet_log import LIMIT, WAVES, A, B, C, Log, grouped, text_of_last, written
+from support.fleet_log import LIMIT, WAVES, A, B, C, Log, grouped, snapshot_of, text_of_last
 from support.fleet_records import body, report, vm
 
 PROD = replace(
@@ -52,7 +52,7 @@ def test_vm_is_silent_although_another_of_its_name_is_not() -> None:
 
     log.pass_time(1200, TEST)
 
-    (silent,) = log.made
+    (silent,) = log.notifications
     assert silent.vm.resource_group == "payments"
     assert silent.change.event.resources == ("web01",)
 
@@ -69,7 +69,7 @@ def test_end_of_a_vm_explains_no_silence_of_another_of_its_name() -> None:
 
     silent = [
         notification
-        for notification in log.made
+        for notification in log.notifications
         if notification.change.event.event_type == "Silent"
     ]
     assert resource_groups(silent) == ["payments"]
@@ -84,9 +84,9 @@ def test_event_id_in_two_resource_groups_is_two_events() -> None:
     log.add(PROD, "started")
 
     assert log.kinds == ["announced", "announced", "canceled", "started"]
-    assert resource_groups(log.made) == ["payments", "lab", "lab", "payments"]
-    assert len({notification.change.event.key for notification in log.made}) == 2
-    assert len({notification.change.id for notification in log.made}) == 4
+    assert resource_groups(log.notifications) == ["payments", "lab", "lab", "payments"]
+    assert len({notification.change.event.key for notification in log.notifications}) == 2
+    assert len({notification.change.id for notification in log.notifications}) == 4
 
 
 # ---- waves
@@ -100,9 +100,10 @@ def test_events_for_different_receivers_are_two_waves() -> None:
 
     log.wait(10)
 
-    first, second = log.made
+    first, second = log.notifications
     teams = {
-        tuple(place.tags["team"] for place in notification.routed) for notification in log.made
+        tuple(place.tags["team"] for place in notification.routed)
+        for notification in log.notifications
     }
     assert first.facts.fleet_events == 2
     assert second.facts.fleet_events == 2
@@ -117,9 +118,9 @@ def test_exercise_is_a_wave_of_its_own() -> None:
     log.wait(10)
 
     events_by_exercise = {
-        notification.exercise: notification.facts.fleet_events for notification in log.made
+        notification.exercise: notification.facts.fleet_events for notification in log.notifications
     }
-    assert len(log.made) == 2
+    assert len(log.notifications) == 2
     assert events_by_exercise == {False: 1, True: 1}
 
 
@@ -165,7 +166,7 @@ def test_moved_not_before_waits_a_third_of_the_time_that_is_left() -> None:
     log = log_with_terminate()
     soon = datetime.fromtimestamp(log.now + 12, UTC)
     log.add(B, "updated", "E1", event_type="Terminate", not_before=soon)
-    before = len(log.made)
+    before = len(log.notifications)
 
     log.wait(5)
 
@@ -342,7 +343,9 @@ def test_event_that_was_over_before_the_first_reading_is_history(grouping: Group
     log.add(A, "announced", "E3", after=400, not_before=at(9000))
     log.wait(400)
 
-    events = {event_id for event_id in event_ids(log.made) if not event_id.startswith("wave-")}
+    events = {
+        event_id for event_id in event_ids(log.notifications) if not event_id.startswith("wave-")
+    }
     history = sorted(past.event_id for past in log.fold.state.past)
     assert events <= {"E2", "E3"}
     assert log.kinds[0] == "announced"
@@ -360,7 +363,7 @@ def test_takeover_within_the_backlog_notifies_no_history() -> None:
     successor.wait(60)
 
     (past,) = successor.fold.state.past
-    assert successor.made == []
+    assert successor.notifications == []
     assert past.event_id == "EVENT-1"
     assert past.outcome == "finished"
 
@@ -407,7 +410,7 @@ def test_events_with_many_long_names_count_as_several() -> None:
     log.add(B, "announced", "true")
 
     assert log.last.change.event.event_id == "true"
-    written(log.fold)  # the snapshot can be read
+    snapshot_of(log.fold)  # the snapshot can be read
 
 
 def test_names_of_reporters_of_an_event_are_bounded_in_bytes() -> None:
@@ -442,7 +445,7 @@ def test_snapshot_is_written_when_a_duration_is_forged(seconds: int) -> None:
     log.read(record.replace(b'duration_seconds":9', duration))
     log.add(B, "announced", "E1")
 
-    snapshot = written(log.fold)
+    snapshot = snapshot_of(log.fold)
 
     assert log.fold.figures.poison == {"wrong_shape": 1}
     assert {wave.event_key for wave in snapshot.waves.values()} == {"e1"}
@@ -470,7 +473,7 @@ def test_thousands_of_silent_vms_are_all_notified() -> None:
     for _ in range(20):
         log.wait(100)
 
-    assert len(log.made) == len(vms)
+    assert len(log.notifications) == len(vms)
 
 
 # ---- random fleets

@@ -21,7 +21,7 @@ from notbefore.fleet.shown_waves import (
 from support.azure import at
 from support.fleet_log import WAVES, Log
 from support.fleet_records import body, report, vm
-from support.past import past
+from support.past_events import past_event
 
 
 def coming_waves(log: Log) -> tuple[ShownWave, ...]:
@@ -281,7 +281,7 @@ def test_calendar_escapes_and_folds_its_lines() -> None:
 
 
 def test_notice_is_short_below_nine_tenths_of_the_promise() -> None:
-    events = [past("A", notice=(900.0, 811.0, 809.0)), past("B", notice=(60.0,))]
+    events = [past_event("A", notice=(900.0, 811.0, 809.0)), past_event("B", notice=(60.0,))]
 
     (row,) = report_of(events)
 
@@ -295,7 +295,7 @@ def test_notice_is_short_below_nine_tenths_of_the_promise() -> None:
 
 
 def test_report_has_a_row_per_type_and_region() -> None:
-    events = [past("A", "Freeze"), past("B", region="eastus")]
+    events = [past_event("A", "Freeze"), past_event("B", region="eastus")]
 
     rows = report_of(events)
 
@@ -305,9 +305,9 @@ def test_report_has_a_row_per_type_and_region() -> None:
 
 def test_report_counts_events_by_outcome() -> None:
     events = [
-        past("A", "Freeze"),
-        past("B", "Freeze", outcome="canceled"),
-        past("C", "Freeze", outcome="unknown", as_far_as_known=True),
+        past_event("A", "Freeze"),
+        past_event("B", "Freeze", outcome="canceled"),
+        past_event("C", "Freeze", outcome="unknown", as_far_as_known=True),
     ]
 
     (row,) = report_of(events)
@@ -319,7 +319,7 @@ def test_report_counts_events_by_outcome() -> None:
 
 
 def test_report_has_zeros_for_other_outcomes() -> None:
-    (row,) = report_of([past("D", region="eastus")])
+    (row,) = report_of([past_event("D", region="eastus")])
 
     assert row["finished"] == 1
     assert row["canceled"] == 0
@@ -328,13 +328,13 @@ def test_report_has_zeros_for_other_outcomes() -> None:
 
 
 def test_report_omits_exercises() -> None:
-    (row,) = report_of([past("D"), past("E", exercise=True)])
+    (row,) = report_of([past_event("D"), past_event("E", exercise=True)])
 
     assert row["events"] == 1
 
 
 def test_report_is_grouped_by_subscription_and_tag() -> None:
-    events = [past(team, subscription="a", tags={"team": team}) for team in ("b", "c")]
+    events = [past_event(team, subscription="a", tags={"team": team}) for team in ("b", "c")]
 
     rows = report_of(events, ("subscription", "tags.Team"))
 
@@ -343,7 +343,7 @@ def test_report_is_grouped_by_subscription_and_tag() -> None:
 
 @pytest.mark.parametrize("types", [("Reboot", "Freeze", "Preempt"), ("Defragment",)])
 def test_report_has_no_promise_when_types_differ_or_are_unknown(types: tuple[str, ...]) -> None:
-    events = [past(event_type, event_type, notice=(1.0,)) for event_type in types]
+    events = [past_event(event_type, event_type, notice=(1.0,)) for event_type in types]
 
     (row,) = report_of(events, ("region",))
 

@@ -73,7 +73,7 @@ def test_silent_vms_of_a_scale_set_are_one_wave_until_all_are_back() -> None:
 
     log.pass_time(900, A, B, C)
     assert log.kinds == ["started", "updated", "finished"]
-    assert len({notification.change.event.key for notification in log.made}) == 1
+    assert len({notification.change.event.key for notification in log.notifications}) == 1
 
 
 def test_silent_vms_with_different_tags_are_all_named() -> None:
@@ -346,7 +346,7 @@ def test_group_that_falls_silent_later_joins_the_wave_of_its_region() -> None:
 
     assert log.kinds == ["started", "updated"]
     assert body_of(log) == "3 scale sets (5 VMs) in westeurope are silent"
-    assert {notification.change.event.key for notification in log.made} == {
+    assert {notification.change.event.key for notification in log.notifications} == {
         log.last.change.event.key
     }
 
@@ -371,7 +371,10 @@ def test_groups_of_two_regions_fall_silent_in_two_waves() -> None:
     log.pass_time(1800)
 
     assert log.kinds == ["started", "started"]
-    assert {notification.place.region for notification in log.made} == {"westeurope", "northeurope"}
+    assert {notification.place.region for notification in log.notifications} == {
+        "westeurope",
+        "northeurope",
+    }
 
 
 def test_vms_of_one_name_in_silent_groups_are_all_counted() -> None:
@@ -409,7 +412,7 @@ def test_silent_groups_with_different_routes_are_different_waves() -> None:
     log.pass_time(1800)
 
     assert log.kinds == ["started", "started"]
-    named = [set(notification.change.event.resources) for notification in log.made]
+    named = [set(notification.change.event.resources) for notification in log.notifications]
     assert named == [{"set0_0", "set1_0"}, {"set2_0", "set3_0"}]
 
 

@@ -140,7 +140,7 @@ def test_event_ends_when_its_silent_vm_is_left_out() -> None:
     log.pass_time(4 * HEARTBEAT_SECONDS, B, C)
 
     assert log.kinds[:2] == ["announced", "canceled"]
-    assert log.made[1].change.reason == "gone_before_start"
+    assert log.notifications[1].change.reason == "gone_before_start"
     assert log.fold.events.open == {}
 
 
@@ -223,7 +223,7 @@ def test_preempt_ends_without_a_neighbor_that_fell_silent() -> None:
     log.pass_time(4 * HEARTBEAT_SECONDS, B)
 
     assert log.kinds[2] == "finished"
-    assert log.made[2].change.reason == "gone_after_start"
+    assert log.notifications[2].change.reason == "gone_after_start"
 
 
 # ---- VMs that join late
@@ -234,14 +234,14 @@ def test_vm_that_joins_is_announced_when_the_wave_has_named_it() -> None:
     log.add(A, "announced", "FIRST", resources=[A.name, B.name], not_before=at(900))
     log.add(C, "announced", "SECOND", resources=[C.name], not_before=at(1000))
     log.wait(400)
-    before = len(log.made)
+    before = len(log.notifications)
 
     log.add(C, "updated", "SECOND", resources=[C.name, B.name], not_before=at(1000))
     log.wait(250)
 
     assert log.kinds[before:] == ["updated"]
     log.wait(100)
-    assert len(log.made) == before + 1
+    assert len(log.notifications) == before + 1
 
 
 # ---- the ends of long waves

@@ -18,7 +18,7 @@ from notbefore.core.lifecycle import (
     diff,
 )
 from notbefore.core.tracked import WATCHED, Observation, Tracked, TrackedEvent
-from support.azure import ID, ME, PEER, STARTED, Story, at, body, item, now
+from support.azure import ID, ME, PEER, STARTED, Story, at, body, item, observation
 
 UNWATCHED = {"silence": WATCHED + 1}
 RESTARTED = {"silence": None}
@@ -442,10 +442,10 @@ def test_end_is_unknown_when_status_went_back_after_start() -> None:
 
 
 def test_scheduled_event_ends_as_unknown_when_bodies_get_empty() -> None:
-    tracked = diff(Tracked(), parse(body(SCHEDULED_ITEM)), now(0)).tracked
+    tracked = diff(Tracked(), parse(body(SCHEDULED_ITEM)), observation(0)).tracked
     nothing = Document(0, (), was_empty_body=True)
 
-    (change,) = diff(tracked, nothing, now(1)).changes
+    (change,) = diff(tracked, nothing, observation(1)).changes
 
     assert change.kind == "ended"
     assert change.reason == "empty_answer"
@@ -847,7 +847,7 @@ def test_random_documents_give_one_consistent_story(
     open_keys: set[str] = set()
 
     for number, (items, fields, is_damaged, is_another_vm) in enumerate(steps):
-        moment: Observation = now(number * INTERVAL, **fields)
+        moment: Observation = observation(number * INTERVAL, **fields)
         unreadable = [{"EventId": 5}] if is_damaged else []
         document = parse(body(*items, *unreadable, incarnation=number))
         if is_another_vm:

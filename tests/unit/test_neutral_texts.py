@@ -18,7 +18,7 @@ from notbefore.core.text import escaped
 from notbefore.courier.sinks import alertmanager, apprise, email, kubernetes, pagerduty, slack
 from notbefore.wording.texts import Text, text_of
 from support.azure import ME, STARTED
-from support.messages import message, recording
+from support.messages import message, with_record_fields
 
 SETTINGS = Messages()
 ACCOUNT = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
@@ -98,7 +98,7 @@ def test_sink_has_texts_for_every_not_before(
     sink: str,
 ) -> None:
     # the record of another agent may hold such a time
-    strange = recording(message(*looks), not_before=not_before, fleet_events=2)
+    strange = with_record_fields(message(*looks), not_before=not_before, fleet_events=2)
 
     request = SINKS[sink](strange, text_of(strange, SETTINGS))
 

@@ -63,7 +63,9 @@ def test_record_of_a_fleet_is_valid() -> None:
         log.azure(status)
     log.add(A, "announced", "EVENT-2")
 
-    records = [record_of(made.change, made.vm, fleet=made.facts).flat() for made in log.made]
+    records = [
+        record_of(made.change, made.vm, fleet=made.facts).flat() for made in log.notifications
+    ]
 
     name = "azure.scheduled_event.fleet.azure_status"
     assert [record.get(name) for record in records] == ["Scheduled", "Started", "Completed", None]

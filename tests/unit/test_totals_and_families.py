@@ -21,7 +21,7 @@ from notbefore.metrics.totals import (
     named,
 )
 from notbefore.web.exposition import render
-from support.azure import ID, ME, PEER, STARTED, Story, at, document, item, now
+from support.azure import ID, ME, PEER, STARTED, Story, at, document, item, observation
 
 STATUS = "azure_scheduled_event_status"
 CHANGES = "azure_scheduled_event_changes"
@@ -493,7 +493,7 @@ def test_label_has_only_printable_characters() -> None:
     tracked = diff(
         Tracked(),
         document(item(EventType="a\nb\u202e", Description="c\x1b[2J\x85")),
-        now(0),
+        observation(0),
     ).tracked
 
     values: set[str] = set()

@@ -17,7 +17,7 @@ from notbefore.wording.phrases import MISSING
 from notbefore.wording.texts import Text
 from notbefore.wording.times import clock
 from support.azure import ME, PEER, STARTED, T0
-from support.messages import message, recording
+from support.messages import message, with_record_fields
 
 EARLY = T0 + timedelta(seconds=60)
 REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
@@ -90,7 +90,7 @@ def test_topic_of_an_exercise_says_so() -> None:
 
 
 def test_topic_of_a_wave_names_no_vm_that_may_leave_it() -> None:
-    wave = recording(message(), event_id="wave-1", fleet_events=2, fleet_vms=1)
+    wave = with_record_fields(message(), event_id="wave-1", fleet_events=2, fleet_vms=1)
 
     assert text_of(wave).topic == "Freeze of VMs of the scale set WestNO"
 
@@ -100,7 +100,7 @@ def test_topic_of_a_wave_names_no_vm_that_may_leave_it() -> None:
     [(None, "Silent VMs in westeurope"), (MISSING, "Missing VMs in westeurope")],
 )
 def test_topic_of_silent_vms_does_not_count_them(description: str | None, topic: str) -> None:
-    silence = recording(
+    silence = with_record_fields(
         message(vm=Vm(location="westeurope")), event_type=SILENT, description=description
     )
 
@@ -143,7 +143,7 @@ def test_every_time_of_a_message_is_in_the_configured_zone(
 
 
 def test_time_of_silence_is_in_the_configured_zone() -> None:
-    text = text_of(recording(message(), event_type=SILENT), time_zone="Europe/Berlin")
+    text = text_of(with_record_fields(message(), event_type=SILENT), time_zone="Europe/Berlin")
 
     assert "Since: 2026-03-01 13:00:01 CET (12:00:01 UTC)" in text.plain
 
@@ -165,7 +165,7 @@ def test_clock_shows_a_time_that_the_zone_cannot_express_in_utc() -> None:
 
 def test_end_says_how_long_this_vm_was_interrupted_when_several_were() -> None:
     over = message(OF_TWO_VMS, OF_TWO_VMS | STARTED, None)
-    measured = recording(over, interruption_seconds=4.2)  # each VM measures only its own
+    measured = with_record_fields(over, interruption_seconds=4.2)  # each VM measures only its own
 
     text = text_of(measured)
 
@@ -174,7 +174,7 @@ def test_end_says_how_long_this_vm_was_interrupted_when_several_were() -> None:
 
 
 def test_end_says_that_its_outcome_is_unknown() -> None:
-    gone = recording(message({}, STARTED, None, kind="ended"), outcome="unknown")
+    gone = with_record_fields(message({}, STARTED, None, kind="ended"), outcome="unknown")
 
     text = text_of(gone)
 
@@ -186,7 +186,7 @@ def test_end_says_that_its_outcome_is_unknown() -> None:
 
 def test_end_that_a_reboot_proves_reads_like_one_that_was_seen() -> None:
     gone = message(REBOOT, None, kind="ended")
-    proved = recording(gone, outcome="finished", reason="machine_rebooted")
+    proved = with_record_fields(gone, outcome="finished", reason="machine_rebooted")
 
     text = text_of(proved)
 
@@ -198,7 +198,7 @@ def test_end_that_a_reboot_proves_reads_like_one_that_was_seen() -> None:
 def test_end_is_information_in_the_past_tense() -> None:
     over = message(REBOOT, REBOOT | STARTED, None)
 
-    text = text_of(recording(over, interruption_seconds=95.0))
+    text = text_of(with_record_fields(over, interruption_seconds=95.0))
 
     assert text.summary == "The event is over. Nothing more will happen."
     assert "Expected interruption: unknown\nMeasured interruption of WestNO_0: 95 s\n" in text.plain
@@ -209,7 +209,7 @@ def test_end_is_information_in_the_past_tense() -> None:
 def test_end_says_that_its_interruption_is_unknown() -> None:
     over = message(REBOOT, REBOOT | STARTED, None)
 
-    text = text_of(recording(over, interruption_seconds=None))
+    text = text_of(with_record_fields(over, interruption_seconds=None))
 
     assert "interruption of WestNO_0: unknown" in text.plain
 
@@ -232,7 +232,7 @@ def test_end_is_good_news_only_when_its_outcome_is_known(
     color: str,
     kind: str,
 ) -> None:
-    gone = recording(message({}, None, kind="ended"), outcome=outcome)
+    gone = with_record_fields(message({}, None, kind="ended"), outcome=outcome)
     text = text_of(gone)
 
     (attachment,) = slack.content(gone, text)["attachments"]
@@ -281,7 +281,7 @@ def test_shared_message_omits_facts_that_differ_between_vms(
         scale_set="WestNO",
     )
 
-    mine = recording(message(*looks), interruption_seconds=1.5)
+    mine = with_record_fields(message(*looks), interruption_seconds=1.5)
     theirs = message(*looks, vm=another_vm)
 
     assert text_of(mine.shared) == text_of(theirs.shared)
@@ -291,7 +291,7 @@ def test_shared_message_omits_facts_that_differ_between_vms(
 def text_of_started_wave(under_way: int, over: int) -> Text:
     """Return the text of a started wave of five reboots."""
     reboots = REBOOT | OF_TWO_VMS
-    wave = recording(
+    wave = with_record_fields(
         message(reboots, reboots | STARTED),
         fleet_events=5,
         fleet_under_way=under_way,
@@ -338,7 +338,7 @@ def test_started_wave_has_no_advice_to_move_when_no_vm_follows(under_way: int, o
 
 def test_message_of_a_fleet_is_shared_unchanged() -> None:
     over = message(OF_TWO_VMS, STARTED, None)
-    wave = recording(over, fleet_vms=2, started_seconds=600.0)
+    wave = with_record_fields(over, fleet_vms=2, started_seconds=600.0)
 
     assert wave.shared == wave
     assert "Duration of the event: 10 min\n" in text_of(wave.shared).plain
@@ -346,14 +346,14 @@ def test_message_of_a_fleet_is_shared_unchanged() -> None:
 
 def test_end_of_a_wave_is_no_good_news_when_some_vms_have_not_reported() -> None:
     over = message(OF_TWO_VMS, STARTED, None)
-    wave = recording(over, fleet_vms=2, reason="as_far_as_known")
+    wave = with_record_fields(over, fleet_vms=2, reason="as_far_as_known")
 
     assert wave.is_good_news is False
     assert text_of(wave).summary.endswith("known: not every VM has reported it.")
 
 
 def silent_vms(kind: ChangeKind) -> Message:
-    return recording(
+    return with_record_fields(
         message(kind=kind),
         event_type="Silent",
         resources=(PEER, ME),
@@ -387,7 +387,7 @@ def test_message_of_silent_vms_advises_until_they_are_heard() -> None:
 
 
 def test_approval_by_hand_names_the_operator_and_the_reason() -> None:
-    approved = recording(
+    approved = with_record_fields(
         message(kind="approved"),
         reason="accepted",
         approval_rule="operator",

@@ -7,7 +7,7 @@ from notbefore.store.store import Store
 from support.agent import eventually
 
 
-class SickDisk:
+class LockedDisk:
     """From its making on nothing can be written for ``store``, until ``heal``."""
 
     def __init__(self, store: Store) -> None:
@@ -26,9 +26,9 @@ class SickDisk:
     def heal(self) -> None:
         """Let it write again, and wait until all is written."""
         self._db.close()
-        settle(self._store)
+        wait_until_written(self._store)
 
 
-def settle(store: Store) -> None:
+def wait_until_written(store: Store) -> None:
     """Wait until all is written."""
     eventually(lambda: store.disk.wait_written(0) and store.disk.degraded is None)

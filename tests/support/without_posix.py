@@ -94,14 +94,14 @@ runpy.run_module(words[1], run_name="__main__", alter_sys=True)
 """
 
 
-def without_posix(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+def run_without_posix(script: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a script to its end, with every module of ours imported."""
     return run(
         sys.executable, "-c", f"everything = True\n{TAKE_AWAY}\nimport_all(names)\n{script}", *words
     )
 
 
-def python_elsewhere(directory: Path) -> str:
+def python_without_posix(directory: Path) -> str:
     """An executable that takes ``[-P] -m MODULE ...`` as Python does.
 
     Modules beside it are found.

@@ -11,7 +11,7 @@ from notbefore.fleet.story import Measures
 THEN = datetime(2026, 3, 10, 12, tzinfo=UTC)
 
 
-def past(
+def past_event(
     event_id: str = "EVENT-1",
     event_type: str = "Reboot",
     *,

@@ -11,7 +11,7 @@ _SCHEMA: Final = json.loads(
 )
 
 
-def objects(command: str, text: str) -> list[Any]:
+def parsed_output(command: str, text: str) -> list[Any]:
     """The objects that a command has printed, one on each line, as its schema has them."""
     schema = {**_SCHEMA, "$ref": f"#/commands/{command}"}
     validator = jsonschema.Draft202012Validator(

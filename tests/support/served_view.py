@@ -1,4 +1,4 @@
-"""``Shown``: a view for servers without an agent; and helpers that serve it and ask for it."""
+"""``StubView``: a view for servers without an agent; and helpers that serve it and ask for it."""
 
 import http.client
 import socket
@@ -24,7 +24,7 @@ METRICS = b"# TYPE up gauge\nup 1\n"
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 
 
-class Shown(AgentView):
+class StubView(AgentView):
     """Shows what a test sets."""
 
     def __init__(self, body: bytes = METRICS) -> None:
@@ -58,11 +58,14 @@ class Shown(AgentView):
 
 @contextmanager
 def serving(
-    path: str | None = None, listen: str = "127.0.0.1:0", view: Shown | None = None, **access: Any
+    path: str | None = None,
+    listen: str = "127.0.0.1:0",
+    view: StubView | None = None,
+    **access: Any,
 ) -> Iterator[HttpServer]:
     """Serve ``view`` with the web configuration at ``path``."""
     settings = Server(listen=listen, web_config_file=path, **access)
-    server = HttpServer(settings, (view or Shown()).app)
+    server = HttpServer(settings, (view or StubView()).app)
     server.start()
     try:
         yield server
