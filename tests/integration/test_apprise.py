@@ -192,6 +192,23 @@ def test_discord_shows_a_card_with_a_color_when_the_format_is_markdown(
     assert started["color"] != over["color"]
 
 
+@pytest.mark.parametrize("body_format", ["text", "markdown"])
+@pytest.mark.parametrize("service", ["Teams", "Telegram", "ntfy", "Mattermost", "Discord"])
+def test_text_of_azure_mentions_no_one(services: HttpPeer, service: str, body_format: str) -> None:
+    services.default = Answer(body=b'{"ok": true, "result": {}}')
+    evil = {"EventType": "@Everyone", "Description": "@here (@all) x@channel <!channel> <@U1> @eve"}
+    url = documented_urls()[service]
+    separator = "&" if "?" in url else "?"
+
+    send(f"{url}{separator}format={body_format}", message(evil))
+
+    shown = json.dumps(bodies(services), ensure_ascii=False).lower()
+    for mention in ("@everyone", "@here", "@all", "@channel", "@u1", "@eve", "<!channel"):
+        assert mention not in shown
+    assert "@\u200beveryone of westno" in shown
+    assert "👉" not in shown  # a mention that apprise has found
+
+
 @pytest.mark.parametrize("service", ["Teams", "Telegram", "ntfy", "Mattermost", "Discord"])
 def test_refusal_of_a_service_is_permanent_and_without_its_secret(
     services: HttpPeer, service: str

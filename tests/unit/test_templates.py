@@ -187,6 +187,18 @@ def test_title_of_a_template_is_one_line() -> None:
     assert "\u202e" not in text.title
 
 
+def test_template_mentions_only_whom_its_author_names() -> None:
+    about = message({"Description": "@channel", "Resources": [ME, "@all"]})
+    source = """@here {{ record["azure.scheduled_event.description"] }}
+    {{ record["azure.scheduled_event.resources"] | join(" ") }}"""
+
+    sent = render(CHAT, about, title="@here {{ title }}", body=source)
+
+    text = text_of(sent.message, Messages())
+    assert text.title.startswith("@here Freeze of")
+    assert text.summary.split() == ["@here", "@\u200bchannel", ME, "@\u200ball"]
+
+
 def test_template_sees_the_built_in_text_without_links() -> None:
     links = Links(runbook="https://wiki.example.org/{event_type}")
     about = message()

@@ -555,6 +555,17 @@ def test_advice_is_the_configured_one_until_event_is_over(looks: tuple[dict[str,
     assert text.advice == "Call the night shift."
 
 
+def test_text_of_azure_mentions_no_one_and_advice_of_the_user_may() -> None:
+    evil = {"EventType": "@everyone", "Description": "@here <!channel> ops@example.org"}
+
+    text = text_of(message(evil, vm=Vm(name="@all")), advice={"@everyone": "@here: look"})
+
+    assert text.title.startswith("@\u200beveryone")
+    assert ("Azure's description", "@\u200bhere <\u200b!channel> ops@example.org") in text.facts
+    assert ("Reported by", "@\u200ball") in text.facts
+    assert text.advice == "@here: look"
+
+
 def test_advice_is_the_usual_one_once_event_is_over() -> None:
     text = text_of(message(REBOOT, REBOOT | STARTED, None), advice=NIGHT_SHIFT)
 

@@ -17,7 +17,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from notbefore.core.record import TAG, Record
+from notbefore.core.record import TAG, Record, Value
+from notbefore.core.text import without_mentions
 from notbefore.wording.texts import LINK_TITLES
 
 MAX_SOURCE: Final = 16_000  # characters of a template
@@ -52,9 +53,17 @@ class Values(dict[str, Any]):
         return StrictUndefined(hint=hint)
 
 
-def record_values(attributes: Mapping[str, Any]) -> Values:
-    """Return the variable ``record``."""
-    return Values("record", attributes, ATTRIBUTES)
+def record_values(attributes: Mapping[str, Value]) -> Values:
+    """Return the variable ``record``. Its texts mention no one in a chat."""
+    values: dict[str, Value] = {}
+    for name, value in attributes.items():
+        if isinstance(value, str):
+            values[name] = without_mentions(value)
+        elif isinstance(value, list | tuple):
+            values[name] = tuple(without_mentions(item) for item in value)
+        else:
+            values[name] = value
+    return Values("record", values, ATTRIBUTES)
 
 
 def link_values(addresses: Mapping[str, str]) -> Values:

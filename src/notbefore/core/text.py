@@ -5,6 +5,14 @@ import re
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from typing import Final
+
+# what chats take for the beginning of a mention: @channel of Mattermost and Discord, @name, and
+# <!channel> of Slack. An address of a mail is none, unless a chat sees @all in it
+_MENTION: Final = re.compile(
+    r"@(?=all|channel|everyone|here|room)|(?<![\w.%+-])@(?=\S)|<(?=[!@#&a-z])", re.IGNORECASE
+)
+_UNSEEN: Final = "\u200b"  # a space without width
 
 
 def escaped(text: str) -> str:
@@ -29,6 +37,11 @@ def one_line(text: str) -> str:
     change direction.
     """
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+
+
+def without_mentions(text: str) -> str:
+    """Return the text with an invisible space in each mention, so that a chat notifies no one."""
+    return _MENTION.sub(rf"\g<0>{_UNSEEN}", text)
 
 
 def shortened(text: str, most: int) -> str:

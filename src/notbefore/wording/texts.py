@@ -1,7 +1,7 @@
 """The texts of messages: what happens, when, to which VMs, and what to do. Pure.
 
 Texts from Azure are put on one line, without control characters and marks that change the
-direction of text.
+direction of text. They mention no one in a chat; the user's own advice and templates may.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from notbefore.core.duration import countdown, words
 from notbefore.core.event_types import FREEZE, event_type_of
 from notbefore.core.message import Message
 from notbefore.core.record import WAVE, Record
-from notbefore.core.text import one_line, some_of
+from notbefore.core.text import one_line, some_of, without_mentions
 from notbefore.wording import phrases
 from notbefore.wording.phrases import KINDS, REASONS, TYPES, TypePhrases, phrases_of
 from notbefore.wording.sentences import (
@@ -132,10 +132,10 @@ def _built_in(message: Message, additions: Additions) -> Text:
     sentences = _labeled(sentences, record)
 
     return Text(
-        title=one_line(sentences.title),
-        summary=sentences.summary,
+        title=_quoted(sentences.title),
+        summary=without_mentions(sentences.summary),
         delivery_id=message.delivery_id,
-        topic=one_line(topic(record)),
+        topic=_quoted(topic(record)),
         advice=sentences.advice,
         facts=tuple(_with_values(facts)),
         links=tuple(_links(additions.links, record)),
@@ -160,9 +160,14 @@ def _labeled(sentences: _Sentences, record: Record) -> _Sentences:
 def _with_values(facts: Facts) -> Iterator[Fact]:
     """Yield the facts that have a value, each on one line."""
     for name, value in facts:
-        line = one_line(value)
+        line = _quoted(value)
         if line:
-            yield Fact(name, line)
+            yield Fact(without_mentions(name), line)
+
+
+def _quoted(text: str) -> str:
+    """Return a text with words from outside on one line, without mentions."""
+    return without_mentions(one_line(text))
 
 
 # ---- title, summary and advice: one function for each kind of change
@@ -416,8 +421,8 @@ def _filled(advice: str, record: Record) -> str:
         the_vm=affected,
         The_vm=_capitalized(affected),
         name_it=name_it,
-        event=one_line(record.event_id),
-        vm=one_line(record.vm_name or "a VM"),
+        event=_quoted(record.event_id),
+        vm=_quoted(record.vm_name or "a VM"),
     )
 
 

@@ -20,7 +20,7 @@ from notbefore.core.change import SILENT
 from notbefore.core.event_types import SEVERITIES, Severity
 from notbefore.core.message import Message
 from notbefore.core.record import json_line
-from notbefore.core.text import escaped, one_line, rfc3339, some_of
+from notbefore.core.text import escaped, one_line, rfc3339, some_of, without_mentions
 from notbefore.courier.http_sink import HttpSink, headers_of
 from notbefore.courier.sink import Receipt
 from notbefore.errors import SendError
@@ -100,9 +100,9 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
     annotations = {
         "summary": text.title,
         "description": text.plain,
-        "status": one_line(record.event_status),
+        "status": without_mentions(one_line(record.event_status)),
         "outcome": record.outcome or "",
-        "resources": one_line(some_of(record.names, NAMES_IN_ANNOTATION)),
+        "resources": without_mentions(one_line(some_of(record.names, NAMES_IN_ANNOTATION))),
         "not_before": rfc3339(record.not_before) if record.not_before else "",
         "delivery_id": message.delivery_id,
         "dashboard": links.get("Dashboard", ""),
