@@ -1,4 +1,4 @@
-"""The courier in this process: what it makes of sinks that misbehave."""
+"""The courier, as a thread of this process, serves sinks that misbehave."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Command, SinkConfig, Slack, Webhook
+from notbefore.config.sinks import Command, Messages, SinkConfig, Slack, Webhook
 from notbefore.core.duration import Duration
 from notbefore.core.message import Message
 from notbefore.courier import sink_thread, supervisor
@@ -26,7 +26,7 @@ from support.peers import Answer, HttpPeer
 
 
 class Recording(Sink):
-    """A sink that does what a test asks for, and remembers."""
+    """A sink that calls a function of the test, and records the ids that it was asked to send."""
 
     def __init__(self, act: Callable[[Message], Receipt] = lambda _: Receipt()) -> None:
         self.sent: list[str] = []
@@ -50,9 +50,9 @@ def owner() -> Owner:
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _time_limits_for_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_thread, "GRACE", 0.1)
-    monkeypatch.setattr(sink_thread, "QUICK", 20.0)  # on a busy machine as well
+    monkeypatch.setattr(sink_thread, "QUICK", 20.0)
     monkeypatch.setattr(sink_thread, "SLOW", 20.0)
 
 
@@ -62,12 +62,14 @@ def orders(*names: str, timeout: str = "60s") -> Orders:
 
 
 def waiting(
-    over: threading.Event, begun: threading.Event | None = None
+    released: threading.Event, started: threading.Event | None = None
 ) -> Callable[[Message], Receipt]:
+    """Return a function for ``Recording`` that accepts a message once it is released."""
+
     def act(_message: Message) -> Receipt:
-        if begun is not None:
-            begun.set()
-        over.wait(60)
+        if started is not None:
+            started.set()
+        released.wait(60)
         return Receipt()
 
     return act
@@ -76,26 +78,25 @@ def waiting(
 @pytest.mark.parametrize(
     ("error", "state"),
     [
-        (SendError("no"), "pending"),
-        (SendError("never", permanent=True), "dead"),
-        (RuntimeError("something with s3cret"), "pending"),
-        (TypeError("a bug with s3cret"), "pending"),
-        (ConfigError("the secret's file is away"), "pending"),
+        pytest.param(SendError("no"), "pending", id="temporary"),
+        pytest.param(SendError("never", permanent=True), "dead", id="permanent"),
+        pytest.param(RuntimeError("something with s3cret"), "pending", id="unforeseen"),
+        pytest.param(TypeError("a bug with s3cret"), "pending", id="bug"),
+        pytest.param(ConfigError("the secret's file is away"), "pending", id="missing secret"),
     ],
 )
 def test_exception_of_a_sink_is_recorded_without_secrets(
     owner: Owner, error: Exception, state: str
 ) -> None:
+    sink = Recording(Mock(side_effect=error))
     owner.add("a")
-    with CourierThreads(
-        owner, orders(), lambda _name: Recording(Mock(side_effect=error))
-    ) as courier:
+
+    with CourierThreads(owner, orders(), lambda _name: sink) as courier:
         courier.until(lambda: owner.results)
 
     (row,) = owner.rows
-
     assert row.state == state
-    assert bool(row.error)
+    assert row.error != ""
     assert "s3cret" not in row.error
 
 
@@ -113,16 +114,15 @@ def test_refused_repetition_is_reported_as_a_repetition(
 ) -> None:
     act = Mock(side_effect=chain([Receipt(repeat=0.0)], repeat(SendError("401", permanent=True))))
     owner.add("a")
+
     with CourierThreads(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: len(owner.results) == 2)
 
     assert owner.left == {"a": "repeating"}
-
-    text = (
+    assert (
         "sink chat did not accept the repetition of `announced` of event e-a (401): it will be"
         " tried again"
-    )
-    assert text in caplog.text
+    ) in caplog.text
     assert "for good" not in caplog.text
 
 
@@ -137,95 +137,96 @@ def test_failing_sink_is_logged_once_a_minute_until_it_accepts_again(
     with CourierThreads(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: list(owner.left.values()) == ["dead"])
 
-    assert [
-        (record.message.partition("event")[0], bool(record.exc_info)) for record in caplog.records
-    ] == [
-        ("sink chat did not accept `announced` of ", True),
-        ("sink chat refused `announced` of ", False),
-        ("sink chat accepts messages again", False),
-    ]
+    failed, refused, recovered = caplog.records
+    assert failed.message.startswith("sink chat did not accept `announced` of event")
+    assert failed.exc_info
+    assert refused.message.startswith("sink chat refused `announced` of event")
+    assert not refused.exc_info
+    assert recovered.message == "sink chat accepts messages again"
+    assert not recovered.exc_info
 
 
 def test_hung_delivery_fails_and_those_behind_it_are_due_again(owner: Owner) -> None:
     owner.add("a", "b", "c")
     owner.add("d", sink="run", once=True)
-    over = threading.Event()
+    released = threading.Event()
 
     def act(message: Message) -> Receipt:
         if message.delivery_id in "bd":
-            over.wait(20)
+            released.wait(20)
         return Receipt()
 
-    both = orders(timeout="1s").sinks | {
-        "run": SinkConfig(command=Command(command=("true",), timeout=Duration("1s")))
-    }
-    with CourierThreads(owner, Orders(both), lambda _name: Recording(act)) as courier:
-        courier.until(lambda: courier.replaced)
-        outcomes = {result.delivery_id: result.outcome for result in owner.results}
+    run = SinkConfig(command=Command(command=("true",), timeout=Duration("1s")))
+    sinks = orders(timeout="1s").sinks | {"run": run}
 
+    with CourierThreads(owner, Orders(sinks), lambda _name: Recording(act)) as courier:
+        courier.until(lambda: courier.replaced)
+
+        outcomes = {result.delivery_id: result.outcome for result in owner.results}
+        errors = {result.error for result in owner.results if result.delivery_id in "bd"}
         assert outcomes.pop("c") in ("returned", "accepted")
         assert outcomes == {"a": "accepted", "b": "failed", "d": "refused"}
-
-        errors = {result.error for result in owner.results if result.delivery_id in "bd"}
         assert errors == {"no result after 1.1 s: given up"}
 
-        over.set()
+        released.set()
         courier.to_end()
 
     assert owner.left == {"d": "dead"}
 
 
-def test_hung_delivery_that_arrives_after_all_is_not_sent_again(
+def test_hung_delivery_that_is_accepted_late_is_not_sent_again(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "LEAVE_SECONDS", PATIENCE)  # as long as something is under way
+    # the replaced courier may finish what it has begun
+    monkeypatch.setattr(supervisor, "LEAVE_SECONDS", PATIENCE)
     owner.add("late", sink="slow")
     owner.add("other", sink="other")
-    over = threading.Event()
+    released = threading.Event()
 
     def act(message: Message) -> Receipt:
-        over.wait(20)
+        released.wait(20)
         if message.delivery_id == "other":
             eventually(lambda: len(owner.results) >= 2)
         return Receipt()
 
-    given = Orders(orders("slow", timeout="200ms").sinks | orders("other").sinks)
-    with CourierThreads(owner, given, lambda _name: Recording(act)) as courier:
+    sinks = orders("slow", timeout="200ms").sinks | orders("other").sinks
+
+    with CourierThreads(owner, Orders(sinks), lambda _name: Recording(act)) as courier:
         courier.until(lambda: owner.results)
 
-        assert [(result.delivery_id, result.outcome) for result in owner.results] == [
-            ("late", "failed")
-        ]
+        (result,) = owner.results
+        assert result.delivery_id == "late"
+        assert result.outcome == "failed"
 
-        over.set()
+        released.set()
         courier.until(lambda: owner.endings)
 
     assert owner.left == {}
 
 
 def test_courier_waits_for_a_running_command_when_another_sink_hangs(owner: Owner) -> None:
-    over = threading.Event()
+    released = threading.Event()
     hung = threading.Event()
     sinks = {
-        "runs": Recording(waiting(over)),
+        "runs": Recording(waiting(released)),
         "hangs": Recording(waiting(hung)),
         "other": Recording(),
     }
-    given = Orders(
-        orders("hangs", timeout="200ms").sinks | orders("other").sinks | {"runs": COMMAND}
-    )
+    hangs = orders("hangs", timeout="200ms").sinks
+    other = orders("other").sinks
     owner.add("x", sink="hangs")
     owner.add("y", sink="runs", once=True)
 
-    with CourierThreads(owner, given, lambda name: sinks[name]) as courier:
-        courier.until(lambda: [result for result in owner.results if result.delivery_id == "x"])
-        owner.add("z", sink="other")  # the others are served meanwhile
-
+    with CourierThreads(
+        owner, Orders(hangs | other | {"runs": COMMAND}), lambda name: sinks[name]
+    ) as courier:
+        courier.until(lambda: "x" in [result.delivery_id for result in owner.results])
+        owner.add("z", sink="other")
         courier.until(lambda: sinks["other"].sent == ["z"])
 
         assert not owner.endings
 
-        over.set()
+        released.set()
         courier.until(lambda: owner.endings)
         hung.set()
 
@@ -241,84 +242,91 @@ def test_sink_that_asks_for_a_pause_gets_no_delivery_until_then(owner: Owner) ->
     owner.add(*map(str, range(30)))
     owner.add("x", sink="other")
     sinks = {"chat": Recording(act), "other": Recording()}
+
     with CourierThreads(owner, orders(*sinks), lambda name: sinks[name]) as courier:
         courier.to_end()
 
     assert sinks["chat"].sent == ["0", "1"]
     assert sinks["other"].sent == ["x"]
     assert owner.left == dict.fromkeys(map(str, range(1, 30)), "pending")
-    assert sum(row.attempts for row in owner.rows) == 1  # what was given back has not failed
+    assert sum(row.attempts for row in owner.rows) == 1  # the 28 that were returned did not fail
     assert owner.next_due() > 50
 
 
-def test_changed_secret_is_used_from_the_next_refusal_on(owner: Owner, tmp_path: Path) -> None:
+class RotatingPeer(HttpPeer):
+    """A receiver whose key in ``file`` is replaced when it answers."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    def answer(self, handler: Any, answer: Answer) -> None:
+        self._file.write_text("new", encoding="utf-8")
+        super().answer(handler, answer)
+
+
+def test_changed_secret_is_used_after_the_next_refusal(owner: Owner, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("old", encoding="utf-8")
-
-    class Rotating(HttpPeer):
-        def answer(self, handler: Any, answer: Answer) -> None:
-            key.write_text("new", encoding="utf-8")
-            super().answer(handler, answer)
-
     owner.add("a", "b", "c")
-    with Rotating() as peer:
-        peer.answers.extend((Answer(200), Answer(401), Answer(200), Answer(401)))
-        settings = Webhook(
-            url=Secret(peer.url), headers={"Key": Secret(str(key), "file")}, allow_private=True
-        )
-        given = Orders({"chat": SinkConfig(webhook=settings)})
 
+    with RotatingPeer(key) as peer:
+        peer.answers.extend((Answer(200), Answer(401), Answer(200), Answer(401)))
+        headers = {"Key": Secret(str(key), "file")}
+        settings = Webhook(url=Secret(peer.url), headers=headers, allow_private=True)
+        hook = SinkConfig(webhook=settings)
         with CourierThreads(
-            owner, given, lambda name: make(name, given.sinks[name], given.messages)
+            owner, Orders({"chat": hook}), lambda name: make(name, hook, Messages())
         ) as courier:
             courier.until(lambda: len(owner.results) == 3)
             owner.ahead = 10.0
             courier.to_end()
-
-        assert [request.headers["key"] for request in peer.requests] == [
-            "old",
-            "old",
-            "new",
-            "new",
-            "new",
-        ]
-        assert [request.headers["x-notbefore-delivery-id"] for request in peer.requests] == [
-            "a",
-            "b",
-            "c",
-            "b",
-            "b",
+        requests = [
+            (request.headers["x-notbefore-delivery-id"], request.headers["key"])
+            for request in peer.requests
         ]
 
+    assert requests == [("a", "old"), ("b", "old"), ("c", "new"), ("b", "new"), ("b", "new")]
     assert owner.left == {}
 
 
-@pytest.mark.parametrize("runs_once", [False, True])
-def test_replaced_courier_waits_two_seconds_or_for_its_command(
-    owner: Owner, *, runs_once: bool
-) -> None:
-    begun = threading.Event()
-    over = threading.Event()
-    given = Orders({"chat": COMMAND}) if runs_once else orders()
-    owner.add("a", once=runs_once)
-    with CourierThreads(owner, given, lambda _name: Recording(waiting(over, begun))) as courier:
-        courier.until(begun.is_set)
-        left = time.monotonic()
-        courier.supervisor.reconfigure(given)
-        if runs_once:
-            courier.until(lambda: time.monotonic() > left + 2.5)
-            assert not owner.endings
-            over.set()
+def test_replaced_courier_waits_two_seconds_for_a_message(owner: Owner) -> None:
+    started = threading.Event()
+    released = threading.Event()
+    sink = Recording(waiting(released, started))
+    owner.add("a")
 
+    with CourierThreads(owner, orders(), lambda _name: sink) as courier:
+        courier.until(started.is_set)
+        reloaded = time.monotonic()
+        courier.supervisor.reconfigure(orders())
+        courier.until(lambda: owner.endings)
+        seconds = time.monotonic() - reloaded
+        released.set()
+
+    assert seconds >= 2.0
+    assert list(owner.left) == ["a"]
+
+
+def test_replaced_courier_waits_for_its_command(owner: Owner) -> None:
+    started = threading.Event()
+    released = threading.Event()
+    sink = Recording(waiting(released, started))
+    command_orders = Orders({"chat": COMMAND})
+    owner.add("a", once=True)
+
+    with CourierThreads(owner, command_orders, lambda _name: sink) as courier:
+        courier.until(started.is_set)
+        later = time.monotonic() + 2.5  # a message would be given up by then
+        courier.supervisor.reconfigure(command_orders)
+        courier.until(lambda: time.monotonic() > later)
+
+        assert not owner.endings
+
+        released.set()
         courier.until(lambda: owner.endings)
 
-        assert time.monotonic() - left >= 2.0
-
-        over.set()
-
-    left_over = [] if runs_once else ["a"]
-
-    assert list(owner.left) == left_over
+    assert owner.left == {}
 
 
 # ---- events side by side
@@ -372,13 +380,13 @@ def test_commands_of_one_event_run_in_order(owner: Owner, tmp_path: Path) -> Non
     commands = WaitingCommands(tmp_path)
     owner.add("announced", "started", sink="run", event="freeze", once=True)
     owner.add("other", sink="run", once=True)
+
     with CourierThreads(owner, commands.orders, commands.make) as courier:
         courier.until(lambda: {"begin announced", "begin other"} <= {*commands.log})
         commands.release()
         courier.to_end()
 
     log = commands.log
-
     assert log.index("end announced") < log.index("begin started")
     assert owner.left == {}
 
@@ -391,11 +399,11 @@ def test_commands_side_by_side_are_bounded(owner: Owner, tmp_path: Path) -> None
         courier.until(lambda: len(commands.log) == Command.SIDE_BY_SIDE)
         turns_later = time.monotonic() + 2.5
         courier.until(lambda: time.monotonic() > turns_later)
-        began = len(commands.log)
+        started = len(commands.log)
         commands.release()
         courier.to_end()
 
-    assert began == Command.SIDE_BY_SIDE
+    assert started == Command.SIDE_BY_SIDE
     assert owner.left == {}
 
 
@@ -403,49 +411,50 @@ def test_slow_receiver_does_not_delay_another_event(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_thread, "SLOW", 0.5)
-    over = threading.Event()
+    released = threading.Event()
     sent: list[str] = []
 
     def act(message: Message) -> Receipt:
         sent.append(message.delivery_id)
         if message.delivery_id.startswith("slow"):
-            over.wait(PATIENCE)
+            released.wait(PATIENCE)
         return Receipt()
 
     owner.add("slow-1")
+
     with CourierThreads(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: sent == ["slow-1"])
         owner.add("slow-2")
         courier.until(lambda: sent == ["slow-1", "slow-2"])
         owner.add("preempt")
         courier.until(lambda: sent == ["slow-1", "slow-2", "preempt"])
-        over.set()
+        released.set()
         courier.to_end()
 
     assert owner.left == {}
 
 
-def test_slow_attempt_returns_what_waits_behind_it(
+def test_slow_delivery_returns_those_that_wait_behind_it(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_thread, "SLOW", 0.5)
-    over = threading.Event()
+    released = threading.Event()
     sent: list[str] = []
 
     def act(message: Message) -> Receipt:
         sent.append(message.delivery_id)
         if message.delivery_id == "0":
-            over.wait(PATIENCE)
+            released.wait(PATIENCE)
         return Receipt()
 
     with CourierThreads(owner, orders(), lambda _name: Recording(act)) as courier:
-        owner.add("quick")  # from now on the sink is given several at a time
+        owner.add("quick")  # from now on the sink gets several deliveries at a time
         courier.until(lambda: owner.results)
         owner.add(*map(str, range(10)))
         courier.until(lambda: sent[-1] == "0")
         owner.add("preempt", severity="critical")
         courier.until(lambda: len(sent) == 12)
-        over.set()
+        released.set()
         courier.to_end()
 
     assert sent[:3] == ["quick", "0", "preempt"]

@@ -1,5 +1,5 @@
-"""The agent's hold on its courier: where couriers cannot be started, hang, die, or are of another
-version.
+"""The supervisor keeps a courier: it copes with couriers that cannot start, hang, die or are of
+another version.
 """
 
 import fcntl
@@ -35,11 +35,17 @@ from support.agent import PATIENCE, courier_of, eventually, has_ended
 from support.owner import RECORD, Owner, serve
 from support.peers import Answer, HttpPeer
 
-NEVER: Callable[[float], bool] = lambda _seconds: False  # noqa: E731 - as short as what it says
-AT_ONCE: Callable[[float], bool] = lambda _seconds: True  # noqa: E731
-
-
 Start = Callable[..., Supervisor]
+
+
+def never(_seconds: float) -> bool:
+    """Let a stop take as long as it needs."""
+    return False
+
+
+def at_once(_seconds: float) -> bool:
+    """Interrupt a stop when it first asks."""
+    return True
 
 
 @pytest.fixture
@@ -49,63 +55,74 @@ def owner() -> Owner:
 
 @pytest.fixture
 def start(owner: Owner) -> Iterator[Start]:
-    """Makes a supervisor whose courier is ended with the test."""
+    """Return a function that makes supervisors. They are stopped after the test."""
     supervisors: list[Supervisor] = []
 
-    def make(orders: Orders, whose: Owner = owner, **options: Any) -> Supervisor:
-        supervisors.append(Supervisor(orders, whose, **options))
-        return supervisors[-1]
+    def make(orders: Orders, outbox: Owner = owner, **options: Any) -> Supervisor:
+        couriers = Supervisor(orders, outbox, **options)
+        supervisors.append(couriers)
+        return couriers
 
     yield make
-    for started in supervisors:
-        started.stop(AT_ONCE)
+    for couriers in supervisors:
+        couriers.stop(at_once)
 
 
 def sinks(**scripts: str) -> dict[str, SinkConfig]:
-    """Commands of the shell."""
+    """Return sinks that run shell scripts, by name."""
     return {
         name: SinkConfig(command=Command(command=("/bin/sh", "-c", script)))
         for name, script in scripts.items()
     }
 
 
-def delivered(couriers: Supervisor, owner: Owner, one: str) -> None:
-    """Have the hook called for one delivery, and wait until it was."""
-    owner.add(one, sink="hook")
+def deliver(couriers: Supervisor, owner: Owner, delivery_id: str) -> None:
+    """Add a delivery to the sink ``hook``, and wait until it has left the outbox."""
+    owner.add(delivery_id, sink="hook")
     serve([couriers], lambda: not owner.rows)
+
+
+def starts(**counts: int) -> dict[str, int]:
+    """Return the starts of couriers by reason. Reasons that are not named have none."""
+    return CourierFigures().starts | counts
 
 
 @pytest.mark.alone
-def test_courier_delivers_whenever_it_is_woken(tmp_path: Path, owner: Owner) -> None:
-    got = tmp_path / "got"
-    couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner)
+def test_courier_delivers_whenever_it_is_woken(tmp_path: Path, owner: Owner, start: Start) -> None:
+    output = tmp_path / "output"
+    couriers = start(Orders(sinks(hook=f"cat >> {output}")))
+    deliver(couriers, owner, "a")
 
+    started = time.monotonic()
+    for delivery_id in "bcdefg":
+        deliver(couriers, owner, delivery_id)
+    seconds = time.monotonic() - started
+
+    assert seconds < 3.0  # no delivery has waited for the courier's turn, which comes each second
+    assert output.read_bytes() == 7 * (RECORD + b"\n")
     assert couriers.trouble == ""
 
-    delivered(couriers, owner, "a")
-    begun = time.monotonic()
-    for one in "bcdefg":
-        delivered(couriers, owner, one)
 
-    # nobody waited for a turn, of which there is one a second
-    assert time.monotonic() - begun < 3.0
-    assert got.read_bytes() == 7 * (RECORD + b"\n")
-
-    owner.add("h", sink="hook")
+def test_busy_agent_reads_several_turns_at_once(owner: Owner, start: Start) -> None:
+    couriers = start(Orders(sinks(hook="true")))
+    deliver(couriers, owner, "a")
+    owner.add("b", sink="hook")
     couriers.tick()
     (channel,) = couriers.watched[0]
-    select.select([channel], [], [])
-    with socket.socket(
-        fileno=os.dup(channel.fileno())
-    ) as end:  # an agent that is busy finds several turns at once
+    select.select([channel], [], [], PATIENCE)
+    with socket.socket(fileno=os.dup(channel.fileno())) as end:
         eventually(lambda: end.recv(4096, socket.MSG_PEEK).count(b"limits") > 1)
+
     serve([couriers], lambda: not owner.rows)
 
-    assert couriers.figures == CourierFigures(
-        running=True, starts=CourierFigures().starts | {"due": 1}
-    )
+    assert couriers.figures == CourierFigures(running=True, starts=starts(due=1))
 
-    couriers.stop(NEVER)
+
+def test_stop_ends_the_courier(owner: Owner) -> None:
+    couriers = Supervisor(Orders(sinks(hook="true")), owner)
+    deliver(couriers, owner, "a")
+
+    couriers.stop(never)
 
     assert not couriers.figures.running
     assert owner.endings == 1
@@ -116,57 +133,68 @@ def test_due_deliveries_are_sent_before_the_agent_stops(
     tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "STOP_SECONDS", PATIENCE)
-    got = tmp_path / "got"
-    couriers = Supervisor(Orders(sinks(hook=f"sleep 0.3; echo >> {got}")), owner)
+    output = tmp_path / "output"
+    couriers = Supervisor(Orders(sinks(hook=f"sleep 0.3; echo >> {output}")), owner)
     owner.add("a", "b", "c", sink="hook")
     couriers.tick()
 
-    couriers.stop(lambda seconds: seconds > 0.0)  # as long as nobody interrupts it
+    couriers.stop(lambda seconds: seconds > 0.0)  # interrupt only when no time is left
 
     assert owner.left == {}
-    assert got.read_text() == "\n\n\n"
+    assert output.read_text() == "\n\n\n"
 
 
-def test_courier_is_not_started_before_a_delivery_is_due(owner: Owner) -> None:
-    couriers = Supervisor(Orders(), owner)
+def test_courier_starts_shortly_before_a_delivery_is_due(owner: Owner, start: Start) -> None:
+    couriers = start(Orders())
     owner.add("later", due=time.time() + 30.0)
+
     couriers.tick()
 
     assert not couriers.figures.running
     assert 28.0 < couriers.patience <= 30.0
 
-    owner.ahead = 29.5  # so that it has started when the time comes
+    owner.ahead = 29.5
     couriers.tick()
 
     assert couriers.figures.running
 
-    couriers.stop(AT_ONCE)
+
+def test_stopped_courier_is_not_watched(owner: Owner) -> None:
+    couriers = Supervisor(Orders(), owner)
+    owner.add("a")
+    couriers.tick()
+
+    couriers.stop(at_once)
+
     assert couriers.watched == ([], [])
 
 
 def test_idle_courier_ends(owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
     couriers = start(Orders(sinks(hook="true")))
-    delivered(couriers, owner, "a")
-    with monkeypatch.context() as patched:  # not before: a start may take longer
+    deliver(couriers, owner, "a")
+
+    with monkeypatch.context() as patched:  # after the start, which may take longer than LINGER
         patched.setattr(supervisor, "LINGER", 0.5)
         serve([couriers], lambda: not couriers.figures.running)
 
     assert owner.left == {}
-    assert couriers.figures.starts == CourierFigures().starts | {"due": 1}
+    assert couriers.figures.starts == starts(due=1)
 
-    delivered(couriers, owner, "b")
-    assert couriers.figures.starts == CourierFigures().starts | {"due": 2}
+    deliver(couriers, owner, "b")
+
+    assert couriers.figures.starts == starts(due=2)
 
 
 def test_reload_replaces_the_courier(tmp_path: Path, owner: Owner, start: Start) -> None:
-    couriers = start(Orders(sinks(hook=f"echo old >> {tmp_path}/got")))
-    delivered(couriers, owner, "a")
-    couriers.reconfigure(Orders(sinks(hook=f"echo new >> {tmp_path}/got")))
+    output = tmp_path / "output"
+    couriers = start(Orders(sinks(hook=f"echo old >> {output}")))
+    deliver(couriers, owner, "a")
 
-    delivered(couriers, owner, "b")
+    couriers.reconfigure(Orders(sinks(hook=f"echo new >> {output}")))
+    deliver(couriers, owner, "b")
 
-    assert (tmp_path / "got").read_text() == "old\nnew\n"
-    assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "reload": 1}
+    assert output.read_text() == "old\nnew\n"
+    assert couriers.figures.starts == starts(due=1, reload=1)
 
 
 class WaitingCommand:
@@ -205,7 +233,7 @@ def test_reload_serves_other_sinks_while_a_command_runs(
 
     assert command.log == ["begin drain"]
     assert owner.endings == 0
-    assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "reload": 1}
+    assert couriers.figures.starts == starts(due=1, reload=1)
 
     command.release()
     serve([couriers], lambda: owner.endings == 1)
@@ -231,7 +259,6 @@ def test_reload_keeps_commands_of_one_event_in_order(
     serve([couriers], lambda: not owner.left)
 
     log = command.log
-
     assert log[:2] == ["begin announced", "begin other"]
     assert log.index("end announced") < log.index("begin started")
 
@@ -251,11 +278,11 @@ def test_failed_delivery_of_a_removed_sink_moves_while_a_command_runs(
     couriers.reconfigure(Orders(sinks(run=command.script, hook="true")))
     (tmp_path / "fails").touch()
     serve([couriers], lambda: list(owner.left) == ["drain"])
-    log = command.log
+    log_before_release = command.log
     command.release()
     serve([couriers], lambda: not owner.left)
 
-    assert log == ["begin drain"]
+    assert log_before_release == ["begin drain"]
     assert owner.leased[-1].sink == "hook"
 
 
@@ -274,11 +301,11 @@ def test_killed_courier_loses_only_its_own_command(
 
     os.kill(leaving, signal.SIGKILL)
     serve([couriers], lambda: owner.endings)
-    killed = dict(owner.left)
+    states_after_kill = dict(owner.left)
     command.release()
     serve([couriers], lambda: "second" not in owner.left)
 
-    assert killed == {"first": "dead", "second": "pending"}
+    assert states_after_kill == {"first": "dead", "second": "pending"}
     assert [delivery.delivery_id for delivery in owner.leased] == ["first", "second"]
 
 
@@ -296,11 +323,11 @@ def test_reloads_while_commands_run_start_few_couriers(
     owner.add("notice", sink="hook")
     some_ticks_later = time.monotonic() + 2.0
     serve([couriers], lambda: time.monotonic() > some_ticks_later)
-    waited = "notice" in owner.left
+    notice_waited = "notice" in owner.left
     command.release()
     serve([couriers], lambda: not owner.left)
 
-    assert waited
+    assert notice_waited
     assert sum(couriers.figures.starts.values()) == supervisor.MOST_COURIERS + 1
 
 
@@ -318,7 +345,7 @@ def test_courier_does_not_end_while_a_receiver_is_slow(
         hook = Webhook(url=Secret("HOOK", "env"), allow_private=True)
         couriers = start(Orders({"hook": SinkConfig(webhook=hook)}))
 
-        delivered(couriers, owner, "a")
+        deliver(couriers, owner, "a")
 
         assert len(peer.requests) == 1
 
@@ -327,29 +354,31 @@ def test_courier_does_not_end_while_a_receiver_is_slow(
 
 
 def test_failed_start_of_a_courier_is_repeated_after_growing_pauses(
-    tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    owner: Owner,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    couriers = Supervisor(Orders(), owner)
+    couriers = start(Orders())
     owner.add("a")
 
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(tmp_path / "no-python"))
         now = time.monotonic() - 60.0
-        waits = list[float]()
+        pauses: list[float] = []
         patched.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
         for _ in range(5):
             couriers.tick()
-            waits.append(couriers.patience)
-            now += waits[-1]
+            pauses.append(couriers.patience)
+            now += couriers.patience
 
-    # at once, and then after pauses that grow
-    assert waits == pytest.approx([0.0, 1.0, 2.0, 4.0, 8.0])
+    assert pauses == pytest.approx([0.0, 1.0, 2.0, 4.0, 8.0])
     assert couriers.trouble.startswith("the courier cannot be started (")
     assert couriers.trouble in caplog.messages
     assert couriers.figures == CourierFigures()
 
     serve([couriers], lambda: couriers.figures.running and not couriers.trouble)
-    couriers.stop(AT_ONCE)
 
 
 def test_dead_courier_is_replaced_and_its_deliveries_are_due_again(
@@ -359,18 +388,27 @@ def test_dead_courier_is_replaced_and_its_deliveries_are_due_again(
     owner.add("a", sink="hook")
     owner.add("b", sink="well")
     serve([couriers], lambda: owner.results)
+
     for number in range(1, 4):
         serve([couriers], lambda: len(owner.leased) == 1 + number)
         os.kill(courier_of(os.getpid()), signal.SIGKILL)
         serve([couriers], lambda: owner.endings == number)
-        if number == 1:  # at once
-            assert couriers.figures.running
-            assert couriers.trouble == ""
-
     serve([couriers], lambda: len(owner.leased) == 5)
 
     assert "the courier ended unexpectedly (exit code -9): another is started" in caplog.messages
-    assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "crashed": 3}
+    assert couriers.figures.starts == starts(due=1, crashed=3)
+
+
+def test_first_dead_courier_is_replaced_at_once(owner: Owner, start: Start) -> None:
+    couriers = start(Orders(sinks(hook="sleep 60")))
+    owner.add("a", sink="hook")
+    serve([couriers], lambda: owner.leased)
+
+    os.kill(courier_of(os.getpid()), signal.SIGKILL)
+    serve([couriers], lambda: owner.endings)
+
+    assert couriers.figures.running
+    assert couriers.trouble == ""
 
 
 def test_delivery_that_may_run_once_is_dead_when_its_courier_dies(
@@ -379,11 +417,11 @@ def test_delivery_that_may_run_once_is_dead_when_its_courier_dies(
     couriers = start(Orders(sinks(hook="sleep 60")))
     owner.add("a", sink="hook", once=True)
     serve([couriers], lambda: owner.leased)
+
     os.kill(courier_of(os.getpid()), signal.SIGKILL)
     serve([couriers], lambda: owner.endings)
 
     (row,) = owner.rows
-
     assert row.state == "dead"
     assert row.error.partition(":")[0] == "interrupted"
     assert f"sink hook: `announced` of event e-a: {row.error}" in caplog.messages
@@ -396,15 +434,15 @@ def test_hanging_courier_is_killed_and_replaced(
     couriers = start(Orders(sinks(hook="sleep 60")))
     owner.add("a", sink="hook")
     serve([couriers], lambda: owner.leased)
-    hangs = courier_of(os.getpid())
-    os.kill(hangs, signal.SIGSTOP)
+    hanging = courier_of(os.getpid())
+    os.kill(hanging, signal.SIGSTOP)
 
-    with monkeypatch.context() as patched:  # not before: a start may take longer
+    with monkeypatch.context() as patched:  # after the start, which may take longer than OVERDUE
         patched.setattr(supervisor, "OVERDUE", 2)
         serve([couriers], lambda: couriers.figures.starts.get("hung"))
 
-    eventually(lambda: has_ended(hangs))
-    assert f"courier {hangs} started: due" in caplog.messages
+    eventually(lambda: has_ended(hanging))
+    assert f"courier {hanging} started: due" in caplog.messages
     assert "the courier has sent nothing for 2 s: it is killed and replaced" in caplog.messages
 
     serve([couriers], lambda: len(owner.leased) == 2)
@@ -425,12 +463,14 @@ def test_courier_that_reads_nothing_does_not_block_the_agent(start: Start) -> No
     for name in names:
         owner.add(name, sink=name, record=RECORD + b" " * 90_000)
     serve([couriers], lambda: owner.leased)
-    begun = time.monotonic()
+
+    started = time.monotonic()
     for _ in range(50):
         couriers.tick()
+    seconds = time.monotonic() - started
 
-    assert time.monotonic() - begun < 5.0
-    assert couriers.watched[1]
+    assert seconds < 5.0
+    assert couriers.watched[1]  # bytes wait until the courier reads
 
     os.kill(courier_of(os.getpid()), signal.SIGCONT)
     serve([couriers], lambda: not owner.rows)
@@ -444,7 +484,7 @@ from notbefore.courier.orders import Orders, seal
 lock = os.open(sys.argv[1], os.O_RDONLY)
 courier = CourierProcess(seal(Orders(), {}), environment(Orders()), lock)
 frames = 0
-while frames < 2:  # its hello and, once it has tied its life to ours, a turn
+while frames < 2:  # its hello, and its first turn: from then on it ends with this process
     frames += len(list(courier.received()))
     time.sleep(0.01)
 os.kill(courier.pid, signal.SIGSTOP)
@@ -452,60 +492,100 @@ print(courier.pid, flush=True)
 time.sleep(60)
 """
 
-    with subprocess.Popen(
-        [sys.executable, "-c", agent, tmp_path], stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout
-
+    command = [sys.executable, "-c", agent, tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
         courier = int(process.stdout.readline())
         process.kill()
 
     eventually(lambda: has_ended(courier))
 
 
-def test_courier_holds_the_lock_of_its_agent_and_its_commands_do_not(
+def locked(directory: Path) -> int:
+    """Lock a directory, or raise ``BlockingIOError``; return the descriptor of the lock."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def test_commands_do_not_inherit_the_lock_of_the_agent(
     tmp_path: Path, owner: Owner, start: Start
 ) -> None:
-    lock = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    script = f"ls -l /proc/self/fd > {tmp_path}/files; sleep 60"
+    lock = locked(tmp_path)
+    files = tmp_path / "files"
+    script = f"ls -l /proc/self/fd > {files}.new; mv {files}.new {files}"
     couriers = start(Orders(sinks(hook=script)), lock=SimpleNamespace(descriptor=lock))
     owner.add("a", sink="hook")
-    serve([couriers], lambda: (tmp_path / "files").exists() and (tmp_path / "files").read_text())
 
-    assert f"-> {tmp_path}\n" not in (tmp_path / "files").read_text()
+    serve([couriers], files.exists)
 
-    courier = courier_of(os.getpid())
+    assert f"-> {tmp_path}\n" not in files.read_text()
+
     os.close(lock)
-    another = os.open(tmp_path, os.O_RDONLY)
+
+
+def test_courier_holds_the_lock_of_its_agent_until_it_ends(
+    tmp_path: Path, owner: Owner, start: Start
+) -> None:
+    lock = locked(tmp_path)
+    couriers = start(Orders(sinks(hook="sleep 60")), lock=SimpleNamespace(descriptor=lock))
+    owner.add("a", sink="hook")
+    serve([couriers], lambda: owner.leased)
+    courier = courier_of(os.getpid())
+
+    os.close(lock)  # as when the agent ends
 
     with pytest.raises(BlockingIOError):
-        fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked(tmp_path)
 
     os.kill(courier, signal.SIGKILL)
-    serve([couriers], lambda: owner.endings)
-    fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(another)
-    lock = os.open(tmp_path, os.O_RDONLY)
+    eventually(lambda: has_ended(courier))
+
+    os.close(locked(tmp_path))
 
 
-def test_courier_gets_no_secrets_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = (
+def test_courier_gets_the_settings_that_it_needs() -> None:
+    hook = sinks(hook="true")
+    messages = Messages(advice={"Reboot": "Run."})
+    fleet = FleetConfig(EventHub(connection_string=Secret("TOKEN", "env")))
+
+    orders = make_orders(
+        Config(sinks=hook, messages=messages, fleet=fleet, log=Log("json", "debug"))
+    )
+
+    assert orders == Orders(
+        sinks=hook, messages=messages, log_format="json", log_level="debug", hidden=("TOKEN",)
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
         "OTEL_EXPORTER_OTLP_HEADERS",
         "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
         "NOTBEFORE_X__Y",
         "TOKEN",
-    )
-    for name in (*names, "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "x")
-    fleet = FleetConfig(EventHub(connection_string=Secret("TOKEN", "env")))
-    told: Any = {"sinks": sinks(hook="true"), "messages": Messages(advice={"Reboot": "Run."})}
-    orders = make_orders(Config(fleet=fleet, log=Log("json", "debug"), **told))
+    ],
+)
+def test_courier_gets_no_secret_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "x")
 
-    assert orders == Orders(**told, log_format="json", log_level="debug", hidden=("TOKEN",))
+    variables = environment(Orders(hidden=("TOKEN",)))
 
-    variables = environment(orders)
-    assert not {*names} & variables.keys()
+    assert name not in variables
+
+
+def test_courier_gets_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "x")
+
+    variables = environment(Orders())
+
     assert variables["HTTPS_PROXY"] == "x"
 
 
@@ -514,31 +594,33 @@ def test_courier_gets_no_secrets_of_the_environment(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place in which a test may install another package: couriers are started from it."""
-    place = tmp_path / "site"
-    place.mkdir()
+    """The path of the package from which couriers start. A test may install another one there."""
+    site = tmp_path / "site"
+    site.mkdir()
     root = Path(notbefore.__file__).parent
-    (place / "notbefore").symlink_to(root)
-    monkeypatch.setattr(notbefore, "__file__", str(place / "notbefore" / "__init__.py"))
-    monkeypatch.setenv("PYTHONPATH", str(place))
+    (site / "notbefore").symlink_to(root)
+    monkeypatch.setattr(notbefore, "__file__", str(site / "notbefore" / "__init__.py"))
+    monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setattr(sys, "argv", ["__main__.py"])  # started by `python -m notbefore`
-    return place / "notbefore"
+    return site / "notbefore"
 
 
-def another(package: Path, check: str = "", **files: str) -> None:
-    """Install another package: ``check`` is its command, ``files`` are modules of its courier."""
-    aside = package.with_name(f"notbefore-{time.monotonic_ns()}")
-    (aside / "courier").mkdir(parents=True)
-    (aside / "__init__.py").write_text(files.pop("init", ""), encoding="utf-8")
-    (aside / "__main__.py").write_text(check, encoding="utf-8")
-    (aside / "courier" / "__init__.py").write_text("", encoding="utf-8")
-    for name, text in files.items():
-        (aside / "courier" / f"{name}.py").write_text(text, encoding="utf-8")
+def install_another(package: Path, check: str = "", init: str = "", courier: str = "") -> None:
+    """Install another package.
+
+    ``check`` is the program that answers for `notbefore check-config`, ``init`` the text of the
+    package itself, ``courier`` the program of its courier.
+    """
+    directory = package.with_name(f"notbefore-{time.monotonic_ns()}")
+    (directory / "courier").mkdir(parents=True)
+    (directory / "__init__.py").write_text(init, encoding="utf-8")
+    (directory / "__main__.py").write_text(check, encoding="utf-8")
+    (directory / "courier" / "__init__.py").write_text("", encoding="utf-8")
+    (directory / "courier" / "__main__.py").write_text(courier, encoding="utf-8")
     package.unlink(missing_ok=True)
-    package.symlink_to(aside)
+    package.symlink_to(directory)
 
 
-THIS: dict[str, object] = {"version": notbefore.__version__, "schema": SCHEMA_VERSION}
 HELLO = """
 import os, socket, struct, time, msgspec
 end = socket.socket(fileno=os.dup(0))
@@ -549,29 +631,30 @@ time.sleep(60)  # until it is killed
 """
 
 
-def saying(**hello: object) -> str:
-    return HELLO.replace("{hello}", repr({"version": "99.0", "schema": 99, "new": "field"} | hello))
+def courier_that_says(version: str = "99.0", schema: object = 99) -> str:
+    """Return the program of a courier that sends this hello, and waits until it is killed."""
+    hello = {"version": version, "schema": schema, "new": "field"}
+    return HELLO.replace("{hello}", repr(hello))
 
 
 def test_agent_ends_for_a_version_whose_check_succeeds(
     installed: Path, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    couriers = start(Orders(), check_arguments=["--for", "run", "--", "my.yml"])
+    arguments = ["--for", "run", "--", "my.yml"]
+    couriers = start(Orders(), check_arguments=arguments)
     couriers.tick()
-    is_as_expected = "import sys; sys.exit(sys.argv[1:] != ['check-config', *{}])".format(
-        ["--for", "run", "--", "my.yml"]
-    )
+    expected = ["check-config", *arguments]
+    check = f"import sys; sys.exit(sys.argv[1:] != {expected})"
 
-    another(installed, is_as_expected, __main__=saying(schema=SCHEMA_VERSION))
-    serve([couriers], lambda: couriers.successor)  # though nothing is due
+    install_another(installed, check, courier=courier_that_says(schema=SCHEMA_VERSION))
+    serve([couriers], lambda: couriers.successor)  # though no delivery is due
 
     assert couriers.successor == "99.0"
     assert couriers.figures.starts["upgrade"] == 1
-
-    version = notbefore.__version__
-    ends = f"notbefore 99.0 is installed, and works: this one ({version}) ends for it"
-
-    assert ends in caplog.messages
+    assert (
+        f"notbefore 99.0 is installed, and works: this one ({notbefore.__version__}) ends for it"
+        in caplog.messages
+    )
 
 
 def test_upgrade_waits_for_a_running_command(
@@ -582,7 +665,7 @@ def test_upgrade_waits_for_a_running_command(
     owner.add("drain", sink="run", once=True)
     serve([couriers], lambda: command.log)
 
-    another(installed, __main__=saying())
+    install_another(installed, courier=courier_that_says())
     leave_time_later = time.monotonic() + supervisor.LEAVE_SECONDS + 1.0
     serve([couriers], lambda: time.monotonic() > leave_time_later)
     successor_meanwhile = couriers.successor
@@ -596,7 +679,7 @@ def test_upgrade_waits_for_a_running_command(
 
 def test_successor_gets_the_waiting_deliveries(installed: Path, owner: Owner, start: Start) -> None:
     couriers = start(Orders())
-    another(installed, __main__=saying())
+    install_another(installed, courier=courier_that_says())
     serve([couriers], lambda: couriers.successor)
     owner.add("a")
 
@@ -609,13 +692,15 @@ def test_successor_gets_the_waiting_deliveries(installed: Path, owner: Owner, st
 @pytest.mark.parametrize(
     ("check", "why"),
     [
-        (
+        pytest.param(
             "raise SystemExit('notbefore: sinks.a: no such key')",
             "`notbefore check-config` fails (exit code 1): notbefore: sinks.a: no such key",
+            id="refused configuration",
         ),
-        (
+        pytest.param(
             "import notbefore.not_there_yet",
             "ModuleNotFoundError: No module named 'notbefore.not_there_yet'",
+            id="missing module",
         ),
     ],
 )
@@ -624,15 +709,25 @@ def test_agent_continues_when_the_check_of_another_version_fails(
 ) -> None:
     couriers = start(Orders())
 
-    another(installed, check, __main__=saying())
+    install_another(installed, check, courier=courier_that_says())
     serve([couriers], lambda: couriers.trouble)
 
     assert why in couriers.trouble
     assert "notbefore 99.0 is installed, which cannot replace" in couriers.trouble
     assert couriers.successor == ""
 
-    another(installed, __main__=saying())  # the installation is complete now
+
+def test_agent_ends_for_another_version_whose_check_succeeds_later(
+    installed: Path, start: Start
+) -> None:
+    couriers = start(Orders())
+    install_another(installed, "raise SystemExit('incomplete')", courier=courier_that_says())
+    serve([couriers], lambda: couriers.trouble)
+
+    install_another(installed, courier=courier_that_says())
     serve([couriers], lambda: couriers.successor)
+
+    assert couriers.successor == "99.0"
 
 
 def test_agent_continues_when_the_check_of_another_version_hangs(
@@ -641,7 +736,7 @@ def test_agent_continues_when_the_check_of_another_version_hangs(
     monkeypatch.setattr(upgrade, "CHECK_SECONDS", 0.5)
     couriers = start(Orders())
 
-    another(installed, "import time; time.sleep(600)", __main__=saying())
+    install_another(installed, "import time; time.sleep(600)", courier=courier_that_says())
     serve([couriers], lambda: couriers.trouble)
 
     assert "`notbefore check-config` took more than" in couriers.trouble
@@ -651,7 +746,7 @@ def test_agent_continues_when_the_check_of_another_version_hangs(
 def test_agent_continues_when_the_installed_version_is_older(installed: Path, start: Start) -> None:
     couriers = start(Orders())
 
-    another(installed, __main__=saying(schema=1))
+    install_another(installed, courier=courier_that_says(schema=1))
     serve([couriers], lambda: couriers.trouble)
 
     assert f"it cannot read what {notbefore.__version__} has written" in couriers.trouble
@@ -663,7 +758,7 @@ def test_courier_with_a_wrong_hello_is_replaced(
 ) -> None:
     couriers = start(Orders())
 
-    another(installed, __main__=saying(schema="?"))
+    install_another(installed, courier=courier_that_says(schema="?"))
     serve([couriers], lambda: couriers.trouble)
 
     assert "the courier does not start (exit code -9)" in couriers.trouble
@@ -671,12 +766,10 @@ def test_courier_with_a_wrong_hello_is_replaced(
 
 
 def test_package_with_a_reused_inode_is_noticed(installed: Path, start: Start) -> None:
-    another(installed, __main__=saying())
+    install_another(installed, courier=courier_that_says())
     couriers = start(Orders())
     couriers.tick()
-
-    assert not couriers.replaced
-
+    replaced_at_start = couriers.replaced
     file = Path(notbefore.__file__)
     inode = file.stat().st_ino
 
@@ -684,6 +777,7 @@ def test_package_with_a_reused_inode_is_noticed(installed: Path, start: Start) -
         package.write("__version__ = '99.0'")
     serve([couriers], lambda: couriers.successor)
 
+    assert not replaced_at_start
     assert file.stat().st_ino == inode
 
 
@@ -691,9 +785,9 @@ def test_courier_waits_for_an_incomplete_installation(
     installed: Path, owner: Owner, start: Start
 ) -> None:
     couriers = start(Orders())
-    here = installed.readlink()
-    another(
-        installed, init="__version__ = '99.0'", __main__="import notbefore.courier.not_there_yet"
+    this_package = installed.readlink()
+    install_another(
+        installed, init="__version__ = '99.0'", courier="import notbefore.courier.not_there_yet"
     )
     owner.add("a")
 
@@ -707,12 +801,12 @@ def test_courier_waits_for_an_incomplete_installation(
     assert owner.left == {"a": "pending"}
 
     installed.unlink()
-    installed.symlink_to(here)  # the same version again
+    installed.symlink_to(this_package)  # the same version again
     serve([couriers], lambda: couriers.figures.running and not couriers.trouble)
 
 
 @pytest.mark.parametrize("kind", ["command", "telepathy"])
-def test_courier_of_another_version_names_its_own_and_ends(kind: str) -> None:
+def test_courier_names_its_version_and_ends_when_orders_are_of_another(kind: str) -> None:
     orders = {
         "version": "0.0.1",
         "sinks": {"a": {kind: {"command": ["true"]}}},
