@@ -2,29 +2,32 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from notbefore.agent import polling as polling_module
 from notbefore.agent.agent import Agent
 from notbefore.agent.polling import Polling, PollThread
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Poll, Tracker
 from notbefore.config.load import load
-from notbefore.config.model import Config, Otlp, VmName
-from notbefore.config.secret import Secret
+from notbefore.config.model import Config, VmName
 from notbefore.core.approval import Policy, Rule
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
-from support.agent import PATIENCE, eventually, free_port
+from support.agent import PATIENCE, eventually
 from support.azure import FUTURE, ME, PEER, body, item
-from support.peers import black_hole
 from support.tracking import Tracking
+
+EVERY_EVENT = Policy(enabled=True, dry_run=False, rules=(Rule("all"),))
+NO_EVENT = Policy(enabled=True, dry_run=False)
 
 
 def config_for(imds: Simulator, directory: Path) -> Config:
@@ -37,17 +40,32 @@ def config_for(imds: Simulator, directory: Path) -> Config:
     return load(None, {}, settings)
 
 
+@contextmanager
+def agent_with(config: Config, *, allow_approval: bool = False) -> Iterator[Agent]:
+    """An agent that the test starts, and that is stopped at the end."""
+    agent = Agent(config, lambda: config, allow_approval=allow_approval)
+    with agent._main:
+        try:
+            yield agent
+        finally:
+            agent._stop()
+
+
 @pytest.fixture
 def imds() -> Iterator[Simulator]:
     with Simulator((ME,)) as simulator:
         yield simulator
 
 
+@pytest.fixture(autouse=True)
+def _reload_keeps_the_log_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notbefore.agent.agent.set_up", lambda *_: None)
+
+
 def test_reload_outdates_events_before_it_replaces_runtime(
     imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for(imds, tmp_path)
-    agent = Agent(config, lambda: config)
     outdated: list[bool] = []
     published_replace = Published.replace
 
@@ -55,64 +73,63 @@ def test_reload_outdates_events_before_it_replaces_runtime(
         outdated.append(agent._state.snapshot.poll.outdated)
         published_replace(published, **changes)
 
-    monkeypatch.setattr("notbefore.agent.agent.set_up", lambda *_: None)  # the log of the tests
-    with Simulator((ME,)) as other, agent._main:
-        try:
-            agent._start_polling(config)
-            eventually(lambda: agent._state.snapshot.poll.answered)
-            assert not agent._state.snapshot.poll.outdated
+    with Simulator((ME,)) as other, agent_with(config) as agent:
+        agent._start_polling(config)
+        eventually(lambda: agent._state.snapshot.poll.answered)
+        monkeypatch.setattr(Published, "replace", watched)
 
-            monkeypatch.setattr(Published, "replace", watched)
+        agent._use(config_for(other, tmp_path))
 
-            agent._use(config_for(other, tmp_path))
-
-            assert outdated == [True]
-            assert agent._runtime.current.endpoint == other.endpoint
-            eventually(lambda: not agent._state.snapshot.poll.outdated)
-        finally:
-            agent._stop()
+        assert outdated == [True]
+        assert agent._runtime.current.endpoint == other.endpoint
+        eventually(lambda: not agent._state.snapshot.poll.outdated)
 
 
-def test_reload_approves_nothing_at_old_imds_by_new_rules(
+def test_answer_in_flight_at_a_reload_is_judged_by_the_old_rules(
     imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every_event = Policy(enabled=True, dry_run=False, rules=(Rule("all"),))
-    no_event = Policy(enabled=True, dry_run=False)
-    imds.set_document(body(item(NotBefore=FUTURE)))
-    monkeypatch.setattr("notbefore.agent.agent.set_up", lambda *_: None)  # the log of the tests
-    port = free_port()
-    with Simulator((ME,)) as other, black_hole(port) as host:
-        hanging = f"http://{host}:{port}"
+    last_answer = body(item(NotBefore=FUTURE), incarnation=2)
+    in_flight = threading.Event()
+    stopping = threading.Event()
+    judged = threading.Event()
+    handle = Tracker.handle
+    stop = Polling.stop
+
+    def handle_late(tracker: Tracker, poll: Poll) -> None:
+        """Let the last answer of the old IMDS arrive when the reload waits for the old polling."""
+        is_last = poll.body == last_answer
+        if is_last:
+            in_flight.set()
+            stopping.wait(PATIENCE)
+        handle(tracker, poll)
+        if is_last:
+            agent._approver.decide()
+            judged.set()
+
+    def announced_stop(polling: Polling) -> None:
+        stopping.set()
+        stop(polling)
+
+    monkeypatch.setattr(polling_module, "THREAD_PATIENCE", PATIENCE)  # on a busy machine too
+    monkeypatch.setattr(Tracker, "handle", handle_late)
+    monkeypatch.setattr(Polling, "stop", announced_stop)
+    config = replace(config_for(imds, tmp_path), approval=NO_EVENT)
+    with (
+        Simulator((ME,)) as other,
+        agent_with(config, allow_approval=True) as agent,
+    ):
         other.set_document(body(item("other", NotBefore=FUTURE)))
-        settings = config_for(imds, tmp_path)
-        kept = replace(settings, approval=no_event, otlp=Otlp(endpoint=hanging))
-        agent = Agent(kept, lambda: kept, allow_approval=True)
-        with agent._main:
-            try:
-                agent._start()
-                eventually(lambda: agent._state.snapshot.poll.answered)
-                assert agent._exporter is not None
+        agent._start()
+        eventually(lambda: agent._state.snapshot.poll.answered)
+        imds.set_document(last_answer)
+        assert in_flight.wait(PATIENCE)
 
-                agent._exporter.wake()  # an export hangs while the exporter is replaced
+        agent._use(replace(config_for(other, tmp_path), approval=EVERY_EVENT))
+        eventually(lambda: other.start_requests)
 
-                for number in range(1, 4):
-                    headers = {"X-Number": Secret(str(number))}
-                    agent._use(
-                        replace(
-                            kept,
-                            imds=config_for(other, tmp_path).imds,
-                            approval=every_event,
-                            otlp=Otlp(endpoint=hanging, headers=headers),
-                        )
-                    )
-                    eventually(lambda: other.start_requests)
-                    agent._use(kept)
-                    eventually(lambda: not agent._state.snapshot.poll.outdated)
-
-                assert set(other.start_requests) == {"other"}
-                assert imds.start_requests == []
-            finally:
-                agent._stop()
+        assert judged.is_set()
+        assert imds.start_requests == []
+        assert set(other.start_requests) == {"other"}
 
 
 def test_reload_of_name_judges_no_event_by_the_old_name(
@@ -123,30 +140,20 @@ def test_reload_of_name_judges_no_event_by_the_old_name(
 
     monkeypatch.setattr("notbefore.agent.polling.fetch_vm", fetch_nothing)
     imds.set_document(body(item(NotBefore=FUTURE)))
-    every_event = Policy(enabled=True, dry_run=False, rules=(Rule("all"),))
-    no_event = Policy(enabled=True, dry_run=False)
-    settings = config_for(imds, tmp_path)
-    kept = replace(settings, vm=VmName(ME), approval=no_event)
-    renamed = replace(settings, vm=VmName(PEER), approval=every_event)
-    agent = Agent(kept, lambda: kept, allow_approval=True)
-    monkeypatch.setattr("notbefore.agent.agent.set_up", lambda *_: None)
-    with agent._main:
-        try:
-            agent._start()
-            eventually(lambda: agent._state.snapshot.poll.answered)
-            assert agent._state.snapshot.vm_name == ME
+    config = config_for(imds, tmp_path)
+    old = replace(config, vm=VmName(ME), approval=NO_EVENT)
+    renamed = replace(config, vm=VmName(PEER), approval=EVERY_EVENT)
+    with agent_with(old, allow_approval=True) as agent:
+        agent._start()
+        eventually(lambda: agent._state.snapshot.poll.answered)
+        monkeypatch.setattr(Polling, "start", lambda _: None)  # the new thread is slow
 
-            monkeypatch.setattr(Polling, "start", lambda _: None)  # the new thread is slow
+        agent._use(renamed)
+        for _ in range(3):
+            agent._approver.decide()
 
-            agent._use(renamed)
-
-            assert agent._state.snapshot.vm_name == ME
-
-            for _ in range(3):
-                agent._approver.decide()
-            assert imds.start_requests == []
-        finally:
-            agent._stop()
+        assert agent._state.snapshot.vm_name == ME
+        assert imds.start_requests == []
 
 
 def test_stop_of_polling_waits_until_the_tracker_has_an_answer(
@@ -167,27 +174,20 @@ def test_stop_of_polling_waits_until_the_tracker_has_an_answer(
 
     polling._poll()
     stopping.join(PATIENCE)
-    polling._poll()  # hands nothing on
+    polling._poll()  # passes nothing on
 
     assert still_stopping == [True]
 
     agent.close()
 
 
-def test_reload_that_keeps_imds_keeps_found_endpoint(
-    imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_reload_that_keeps_imds_keeps_the_endpoint_of_the_search(
+    imds: Simulator, tmp_path: Path
 ) -> None:
-    config = config_for(imds, tmp_path)
-    agent = Agent(config, lambda: config)
-    found = "http://127.0.0.1:9"
+    other_endpoint = "http://127.0.0.1:9"
+    with agent_with(config_for(imds, tmp_path)) as agent:
+        agent._runtime.replace(endpoint=other_endpoint)
 
-    monkeypatch.setattr("notbefore.agent.agent.set_up", lambda *_: None)
-    with agent._main:
-        try:
-            agent._runtime.replace(endpoint=found)
+        agent._use(config_for(imds, tmp_path))
 
-            agent._use(config_for(imds, tmp_path))
-
-            assert agent._runtime.current.endpoint == found
-        finally:
-            agent._stop()
+        assert agent._runtime.current.endpoint == other_endpoint
