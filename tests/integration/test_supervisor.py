@@ -492,7 +492,7 @@ print(courier.pid, flush=True)
 time.sleep(60)
 """
 
-    command = [sys.executable, "-c", agent, tmp_path]
+    command = [sys.executable, "-c", agent, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         courier = int(process.stdout.readline())
