@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from notbefore.commands import hub_writer
 from notbefore.commands.main import main
 from notbefore.fleet.azure_messages import read_messages
+from notbefore.simulator.event_grid import DeliveryFaults, EventGrid
+from notbefore.simulator.state import NAMED, SimulatorState
 from support.agent import PATIENCE, eventually, get
 from support.hub import Hub
 
@@ -152,6 +155,34 @@ def test_simulate_sends_again_what_the_hub_has_not_accepted(tmp_path: Path) -> N
         assert "the hub did not accept messages" in process.stderr.readline()
         with hub:
             eventually(lambda: len(hub.stored) == 1)
+
+
+def test_hub_writer_drops_the_oldest_messages_while_the_hub_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hub_writer, "MAX_WAITING", 2)
+    monkeypatch.setattr(hub_writer, "RETRY_AFTER", 0.0)
+    hub = Hub(tmp_path, partitions=1)
+    path = tmp_path / "hub-key"
+    path.write_text(hub.connection_string(), encoding="utf-8")
+    simulator = SimulatorState(["web_0"], speed=1.0)
+    event_ids = [simulator.start(NAMED["user-reboot"].name) for _ in range(5)]
+    event_grid = EventGrid(simulator, "event-grid", DeliveryFaults())
+
+    with hub_writer.make_hub_writer(path, event_grid) as writer:
+
+        def has_written() -> bool:
+            writer.write_due()
+            return len(hub.stored) == 2
+
+        writer.write_due()
+        with hub:
+            eventually(has_written)
+            messages = [read_messages(stored.body) for stored in hub.stored]
+
+    sent = [message.reports[0].event.event_id for message in messages if message is not None]
+    assert sent == event_ids[-2:]
+    assert "3 messages were dropped, the oldest ones: at most 2 wait for the hub" in caplog.text
 
 
 @pytest.mark.parametrize(
