@@ -16,7 +16,7 @@ from notbefore.commands.drill import DrillReport, SinkResult
 from notbefore.commands.rendered import RenderedSample
 from notbefore.commands.watch import WatchedList
 from notbefore.core.tracked import PendingApproval, PendingEvent
-from notbefore.fleet.history import Figures
+from notbefore.fleet.history_report import Figures
 from notbefore.fleet.mutes import Mute
 from notbefore.fleet.shown_waves import ShownWave
 

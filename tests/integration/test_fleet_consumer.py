@@ -25,8 +25,9 @@ from notbefore.fleet import consumer as consumer_module
 from notbefore.fleet import snapshot_store as snapshot_store_module
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
+from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.instance_state import InstanceState, state_of
-from notbefore.fleet.keeper import HubClock, Parts
+from notbefore.fleet.keeper import Parts
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.sdk import READ_IN, namespace_of
 from notbefore.fleet.snapshot import Position
@@ -269,7 +270,7 @@ def test_sdk_keeps_no_delivery_tags_of_records_that_were_read(hub: Hub, tmp_path
 def test_lag_of_an_added_partition_is_known(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_module, "LOOK_EVERY", 0.5)
+    monkeypatch.setattr(consumer_module, "CHECK_EVERY", 0.5)
     with consuming(tmp_path, hub) as (consumer, _):
         eventually(lambda: len(consumer.keeper.folds) == 2, patience=60)
 
@@ -355,8 +356,8 @@ def test_last_state_is_shown_when_the_thread_of_the_consumer_hangs(
 def test_events_that_move_to_an_added_partition_end_once(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_module, "LOOK_EVERY", 0.5)
-    monkeypatch.setattr(snapshot_store_module, "EVERY", 0.2)
+    monkeypatch.setattr(consumer_module, "CHECK_EVERY", 0.5)
+    monkeypatch.setattr(snapshot_store_module, "READ_OTHERS_EVERY", 0.2)
     vms = [vm(f"set{number}_0", f"set{number}") for number in range(8)]
     with consuming(tmp_path, hub) as (consumer, written):
         send(hub, [report(sender, "announced", f"E-{sender.name}") for sender in vms])

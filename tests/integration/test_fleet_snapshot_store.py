@@ -212,7 +212,7 @@ def test_partition_is_not_taken_when_it_was_written_meanwhile(
 def test_unchanged_snapshot_is_not_read_again(
     blobs: Azurite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_store, "EVERY", 0.0)
+    monkeypatch.setattr(snapshot_store, "READ_OTHERS_EVERY", 0.0)
     partitions_read: list[str] = []
 
     def snapshot(partition: str, at: float) -> bytes:

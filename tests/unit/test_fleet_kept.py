@@ -23,8 +23,9 @@ from notbefore.fleet import outbox as fleet_outbox
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
+from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.hub_records import Place
-from notbefore.fleet.keeper import HubClock, Keeper, Parts
+from notbefore.fleet.keeper import Keeper, Parts
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import MAX_WAITING
@@ -231,7 +232,7 @@ def test_takeover_routes_waiting_deliveries_by_its_own_sinks(tmp_path: Path) -> 
 def test_unreadable_snapshot_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_store, "EVERY", 0.0)
+    monkeypatch.setattr(snapshot_store, "READ_OTHERS_EVERY", 0.0)
     log = Log()
     log.add(A, "announced")
     readable = compressed(log.fold.snapshot(0.0))
@@ -321,7 +322,7 @@ def test_failing_snapshot_is_retried_and_delays_no_delivery(
     error: Exception,
     part: str,
 ) -> None:
-    monkeypatch.setattr(keeper, "EVERY", 0.1)
+    monkeypatch.setattr(keeper, "SNAPSHOT_EVERY", 0.1)
 
     async def write() -> None:
         kept = Kept(tmp_path, BrokenSnapshots(tmp_path, error))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from notbefore.core.routing import Match, Route
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
-from notbefore.fleet.silence import LONGEST
+from notbefore.fleet.silence import LONGEST_INTERVAL
 from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping, Notification
@@ -454,7 +454,7 @@ def test_snapshot_is_written_when_a_duration_is_forged(seconds: int) -> None:
 def test_vm_with_an_endless_heartbeat_interval_is_forgotten() -> None:
     log = Log()
     log.beat(A, interval=3e11)
-    assert log.fold.silence.heard["sub/rg/web_0"].interval == LONGEST
+    assert log.fold.silence.heard["sub/rg/web_0"].interval == LONGEST_INTERVAL
 
     for _ in range(3 * 864 + 2):
         log.wait(100)

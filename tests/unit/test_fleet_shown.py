@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from notbefore.fleet.history import report as report_of
+from notbefore.fleet.history_report import report as report_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.mutes import MAX_MUTES, Mute, read_mutes, write_mutes
 from notbefore.fleet.shown_waves import (
@@ -234,7 +234,7 @@ def test_mutes_are_none_without_a_note() -> None:
     ],
 )
 def test_damaged_note_of_mutes_is_refused(note: bytes) -> None:
-    reason = r"`mutes` beside the snapshots cannot be read \(.*: delete it"
+    reason = r"`mutes` next to the snapshots cannot be read \(.*: delete it"
 
     with pytest.raises(ValueError, match=reason):
         read_mutes(note)

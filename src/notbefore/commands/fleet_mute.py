@@ -19,7 +19,7 @@ from notbefore.core.change import SILENT
 from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.text import escaped, one_of
 from notbefore.errors import ConfigError, NotBeforeError
-from notbefore.fleet.mutes import LONGEST, NOTE, SHORTEST, Mute, read_mutes, write_mutes
+from notbefore.fleet.mutes import LONGEST_MUTE, NOTE, SHORTEST_MUTE, Mute, read_mutes, write_mutes
 from notbefore.fleet.shown_waves import MATCHERS
 from notbefore.process.control_socket import user_name
 
@@ -81,8 +81,9 @@ def _new_mute(options: argparse.Namespace) -> Mute:
             "expected --match NAME=VALUE and --comment TEXT, or --end ID alone, or none for a list"
         )
     duration = seconds("--for", options.seconds or "4h")
-    if not SHORTEST <= duration <= LONGEST:
-        raise ConfigError(f"--for: expected 1m to {LONGEST / 86_400:.0f}d, got {options.seconds}")
+    if not SHORTEST_MUTE <= duration <= LONGEST_MUTE:
+        longest = f"{LONGEST_MUTE / 86_400:.0f}d"
+        raise ConfigError(f"--for: expected 1m to {longest}, got {options.seconds}")
     _warn_of_unknown_type(match.get("event_type", SILENT))
 
     uid = None

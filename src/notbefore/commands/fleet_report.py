@@ -17,7 +17,8 @@ from notbefore.commands.options import add_json, print_json, table
 from notbefore.core.duration import span
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
-from notbefore.fleet.history import COLUMNS, FIGURES, USUAL, Row, read_past, report
+from notbefore.fleet.history import read_past
+from notbefore.fleet.history_report import COLUMNS, FIGURES, USUAL, Row, report
 
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 IN_TABLE: Final = (

@@ -23,10 +23,12 @@ from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import FASTEST, FAULTS, NAMED, SLOWEST
 
 DEFAULT_LISTEN: Final = "127.0.0.1:16925"
+# seconds between two looks for due messages; Windows handles no signal during a longer wait
+LOOK_SECONDS: Final = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the VMs, their events, and the faults."""
+    """Add the VMs, their events, the faults, and the hub."""
     parser.add_argument(
         "--listen",
         default=DEFAULT_LISTEN,
@@ -38,8 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         nargs="+",
         metavar="NAME",
-        help="the VMs of the group; each one's endpoint is /vm/NAME",
+        help="the VMs of the group; the endpoint of each is /vm/NAME",
     )
+    _add_events(parser)
+    _add_faults(parser)
+    _add_event_grid(parser)
+
+
+def _add_events(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scenario",
         action="extend",
@@ -47,18 +55,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=NAMED,
         default=[],
         metavar="NAME",
-        help=f"play these at the same time: {', '.join(NAMED)}",
+        help=f"the events to play, all at the same time: {', '.join(NAMED)}",
     )
     parser.add_argument(
         "--speed",
         type=float,
         default=1.0,
         metavar="FACTOR",
-        help="60 is an hour in a minute (default 1, real time)",
+        help="how fast to play: 60 is an hour in a minute (default 1, real time)",
     )
     parser.add_argument(
-        "--cancel", action="store_true", help="the events are canceled halfway to NotBefore"
+        "--cancel", action="store_true", help="cancel the events halfway to NotBefore"
     )
+
+
+def _add_faults(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--refuse-version",
         action="append",
@@ -73,12 +84,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND[:VALUE]",
         help=f"let one answer fail; KIND is {', '.join(FAULTS)}, and VALUE a status or seconds",
     )
+
+
+def _add_event_grid(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--event-grid",
         type=Path,
         metavar="FILE",
-        help="also send the events to an Event Hub, as Event Grid does; FILE has its connection"
-        " string",
+        help="also send the events to an Event Hub, as Event Grid does; FILE contains its"
+        " connection string",
     )
     parser.add_argument(
         "--event-grid-schema",
@@ -91,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND[:VALUE]",
-        help=f"how they are delivered; KIND is {', '.join(DELIVERY_FAULTS)}, and VALUE seconds, or"
-        " how often",
+        help=f"deliver these messages with a fault; KIND is {', '.join(DELIVERY_FAULTS)}, and VALUE"
+        " seconds, or how often to repeat each message",
     )
 
 
@@ -105,6 +119,7 @@ def run(options: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+
     faults = _event_grid_faults(options)
     with ExitStack() as stack:
         simulator = stack.enter_context(_make_simulator(options))
@@ -114,22 +129,20 @@ def run(options: argparse.Namespace) -> int:
             _add_fault(simulator, fault)
         for name in options.scenario:
             simulator.start(NAMED[name].name, cancel=options.cancel)
-        write_due = _no_hub
+
+        writer = None
         if options.event_grid is not None:
             check_extra("eventhub")
             from notbefore.commands.hub_writer import make_hub_writer  # Azure's SDK
 
             event_grid = EventGrid(simulator, options.event_grid_schema, faults)
             writer = stack.enter_context(make_hub_writer(options.event_grid, event_grid))
-            write_due = writer.write_due
+
         _print_endpoints(simulator)
-        while not stopped.wait(0.2):  # Windows handles no signal during a longer wait
-            write_due()
+        while not stopped.wait(LOOK_SECONDS):
+            if writer is not None:
+                writer.write_due()
     return 0
-
-
-def _no_hub() -> None:
-    """Write nothing: there is no hub."""
 
 
 def _event_grid_faults(options: argparse.Namespace) -> DeliveryFaults:

@@ -1,8 +1,8 @@
-"""``FleetApprover`` approves an event for an operator, from outside its VMs.
+"""``FleetApprover``: approves an event for an operator, from outside its VMs.
 
-It approves only by hand, one event at a time, and only while both switches are on. It refuses an
-event that has changed since the operator saw it. A record says who approved it, and what Azure
-answered.
+It approves only at an operator's request, one event at a time, and only while both switches are on:
+the configuration and the option of the command. It refuses an event that has changed since the
+operator saw it. A record says who approved it, and what Azure answered.
 """
 
 import logging
@@ -23,9 +23,14 @@ from notbefore.fleet.story import Standing, from_unix
 from notbefore.fleet.waves import Notification, vm_of
 from notbefore.process.control_socket import ControlReply, ControlRequest
 
-UNNAMED: Final = "it names no VM; `--without-resources` approves it all the same"
-NOT_ENABLED: Final = "nothing is sent: `fleet.approval.enabled` is not true in the configuration"
-NOT_ALLOWED: Final = "nothing is sent: the instance was started without --allow-approval"
+UNNAMED: Final = "the event names no VM; to approve it anyway, add `--without-resources`"
+NOT_ENABLED: Final = (
+    "nothing is sent: `fleet.approval.enabled` is not true in the configuration; set it, and start"
+    " the instance again"
+)
+NOT_ALLOWED: Final = (
+    "nothing is sent: the instance was started without --allow-approval; start it with that option"
+)
 
 log = logging.getLogger("notbefore.fleet.approval")
 
@@ -33,7 +38,8 @@ log = logging.getLogger("notbefore.fleet.approval")
 class FleetApprover:
     """The approvals of one instance.
 
-    ``provider``: ``None`` unless approval is enabled. ``allowed``: the option of the command.
+    ``provider``: ``None`` unless the configuration enables approvals. ``allowed``: whether the
+    command's option permits them.
     """
 
     def __init__(
@@ -77,7 +83,10 @@ class FleetApprover:
                 " `notbefore events --fleet`"
             )
         if len(events) > 1:
-            raise NotBeforeError("nothing is sent: several resource groups report this EventId")
+            raise NotBeforeError(
+                "nothing is sent: several resource groups report this EventId; approve it on one of"
+                " its VMs, with `notbefore approve`"
+            )
 
         open_event = events[0]
         if event_type_of(open_event.event.event_type).is_advice:
@@ -95,7 +104,7 @@ class FleetApprover:
         user: str,
     ) -> ControlReply:
         if request.content != open_event.content:
-            words = "nothing was sent: the event has changed since it was shown"
+            words = "nothing was sent: the event has changed since it was shown; try again"
             return ControlReply(done=False, words=words)
         if not open_event.event.resources and not request.without_resources:
             raise NotBeforeError(f"nothing is sent: {UNNAMED}")
@@ -111,7 +120,9 @@ class FleetApprover:
         result = provider.acknowledge(target, event_id)
         self._record(open_event, result, request, user)
         is_accepted = result.reason == "accepted"
-        words = "approved" if is_accepted else f"not approved: {result.words}"
+        words = "approved"
+        if not is_accepted:
+            words = f"not approved: {result.words}"
         log.warning("%s %s, %s: %s", open_event.event.event_type, event_id, user, words)
         return ControlReply(done=is_accepted, words=words)
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from azure.core.exceptions import AzureError
 from azure.eventhub import CloseReason, EventData
@@ -26,8 +26,9 @@ from azure.eventhub.aio import PartitionContext
 from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.errors import ConfigError
+from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.instance_state import InstanceState, Reading, state_of
-from notbefore.fleet.keeper import Held, HubClock, Keeper, Parts
+from notbefore.fleet.keeper import Held, Keeper, Parts
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.open_events import OpenEvent, open_events
 from notbefore.fleet.partition import Partition
@@ -39,26 +40,32 @@ from notbefore.net.streams import StreamsLoop, abort_streams
 BATCH: Final = 300  # the most records of one partition in a batch
 # the most records of all partitions that the SDK prefetches; it needs some 5 KB for each
 BUFFERED: Final = 3_000
-STEP: Final = 0.02  # seconds after which other tasks get a turn, even within a batch
+TURN_SECONDS: Final = 0.02  # after which other tasks get a turn, even within a batch
 WAIT: Final = 0.5  # seconds without records after which a partition's fold advances by the clock
 # seconds between two checks of the hub, of the mutes, and of the inventory
-LOOK_EVERY: Final = 10.0
+CHECK_EVERY: Final = 10.0
 MARGIN: Final = 2.0  # seconds by which one partition's clock may be behind another's
 HISTORY_EVERY: Final = 1.0  # seconds between two writes of new events to the history
 STATE_SECONDS: Final = 1.0  # to wait for the consumer's thread to publish its state
 FRESH_SECONDS: Final = 0.2  # after which a published state is made again
 OTHERS_SECONDS: Final = 3.0  # to wait for the snapshots of other instances
 CLOSE_SECONDS: Final = 5.0  # to wait when something is closed
-FIRST_PAUSE: Final = 2.0  # seconds between two clients
-LONGEST_PAUSE: Final = 30.0  # also before a failed task is repeated
-# seconds that a client must last so that the pauses begin again at the first one
+FIRST_CLIENT_PAUSE: Final = 2.0  # seconds between two clients
+LONGEST_CLIENT_PAUSE: Final = 30.0  # after several failures
+# seconds that a client must last so that the next pause is the first one again
 HEALTHY: Final = 60.0
+LONGEST_TASK_PAUSE: Final = 30.0  # seconds before a task that fails is repeated
 OTHER_READER: Final = (
     "another reader uses the consumer group {} of this hub: give each its own `consumer_group`, or"
     " all instances of one fleet the same `checkpoints`"
 )
 # an error of Event Hubs
 UNKNOWN_OFFSET: Final = re.compile("supplied (offset|sequence number) .* is invalid")
+
+Action = Callable[[], Awaitable[None]]
+"""Something that the consumer does in its event loop."""
+
+R = TypeVar("R")
 
 log = logging.getLogger("notbefore.fleet.consumer")
 
@@ -76,7 +83,7 @@ class Consumer:
         self.keeper = Keeper(config, parts)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
-        self._over = asyncio.Event()  # set when this client has to be closed
+        self._client_over = asyncio.Event()  # set when the client has to be closed
         self._taken: set[str] = set()  # the partitions that this client reads
         self._published = self._make_state()
         self._published_at = time.monotonic()
@@ -96,23 +103,27 @@ class Consumer:
         return self.state()
 
     def open_events(self, event_id: str) -> list[OpenEvent]:
-        """Return the events with an EventId that are open in the partitions of this instance."""
-        events: list[OpenEvent] = []
+        """Return the events with an EventId that are open in the partitions of this instance.
 
-        self._ask(partial(self._find, event_id, events), STATE_SECONDS)
-        return events
+        The list is empty if its thread does not answer in time.
+        """
+        return self._ask(partial(self._open_events, event_id), STATE_SECONDS) or []
 
-    async def _find(self, event_id: str, events: list[OpenEvent]) -> None:
-        events += open_events(self.keeper.folds, event_id, self._parts.clock.now())
+    async def _open_events(self, event_id: str) -> list[OpenEvent]:
+        return open_events(self.keeper.folds, event_id, self._parts.clock.now())
 
-    def _ask(self, do: Callable[[], Coroutine[Any, Any, None]], patience: float) -> None:
-        """Let the event loop do something, and wait for it for ``patience`` seconds at most."""
+    def _ask(self, action: Callable[[], Coroutine[Any, Any, R]], patience: float) -> R | None:
+        """Carry out an action in the event loop; return its result.
+
+        ``patience``: the most seconds to wait for it. ``None`` if the loop does not run, ends
+        meanwhile, or is slow.
+        """
         loop = self._loop
         if loop is None or not loop.is_running():
-            return
-        # the loop may end meanwhile, or be slow
+            return None
         with suppress(RuntimeError, TimeoutError, concurrent.futures.CancelledError):
-            asyncio.run_coroutine_threadsafe(do(), loop).result(patience)
+            return asyncio.run_coroutine_threadsafe(action(), loop).result(patience)
+        return None
 
     def stop(self) -> None:
         """End ``run``."""
@@ -143,7 +154,7 @@ class Consumer:
 
     def _end(self) -> None:
         self._stop.set()
-        self._over.set()
+        self._client_over.set()
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -153,7 +164,7 @@ class Consumer:
             while not self._stop.is_set():
                 began = time.monotonic()
                 # the SDK raises many errors; any of them ends this client
-                await _tried(self.keeper, "hub", self._read)
+                await _succeeds(self.keeper, "hub", self._read)
                 if time.monotonic() - began > HEALTHY:
                     failures = 0
                 failures += 1
@@ -167,28 +178,31 @@ class Consumer:
         """Begin the tasks that are repeated every few seconds."""
         regular = (
             (HISTORY_EVERY, "history", self.keeper.write_history),
-            (LOOK_EVERY, "hub", self._watch),
-            (LOOK_EVERY, "store", self._read_mutes),
-            (LOOK_EVERY, "fold", self._compare),
-            (LOOK_EVERY, "fold", self._follow),
-            (LOOK_EVERY, "fold", self.keeper.find_split),
+            (CHECK_EVERY, "hub", self._watch),
+            (CHECK_EVERY, "store", self._read_mutes),
+            (CHECK_EVERY, "fold", self._compare),
+            (CHECK_EVERY, "fold", self._follow),
+            (CHECK_EVERY, "fold", self.keeper.find_split),
         )
         tasks: list[asyncio.Task[None]] = []
-        for every, part, do in regular:
-            tasks.append(asyncio.create_task(_regularly(self.keeper, every, part, do)))
+        for every, part, action in regular:
+            tasks.append(asyncio.create_task(_regularly(self.keeper, every, part, action)))
         return tasks
 
     async def _pause(self, failures: int) -> None:
-        """Wait before the next client; instances that failed together do not return together."""
+        """Wait before the next client.
+
+        The pause is random, so that instances that failed together do not return together.
+        """
         share = 0.5 + random.random() / 2  # noqa: S311 - no secret
-        pause = share * back_off(failures, FIRST_PAUSE, LONGEST_PAUSE)
+        pause = share * back_off(failures, FIRST_CLIENT_PAUSE, LONGEST_CLIENT_PAUSE)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), pause)
 
     async def _close(self) -> None:
         """Write everything, and let go of the partitions.
 
-        Not when a client is closed: while the hub is unavailable, there may be no client.
+        That does not wait for the end of a client: while the hub is unavailable, there may be none.
         """
         await _finish(self.keeper.write_history())
         await _finish(self.keeper.let_go(*self.keeper.partitions))
@@ -202,7 +216,7 @@ class Consumer:
         Raises the hub's errors, and unforeseen ones.
         """
         self._taken = set()
-        self._over = asyncio.Event()
+        self._client_over = asyncio.Event()
         client = make_consumer(self._config, self._parts.credential, self._parts.snapshots)
         self.client = client
         try:
@@ -220,7 +234,7 @@ class Consumer:
                 )
             )
             receiving.add_done_callback(self._on_end)
-            await self._over.wait()
+            await self._client_over.wait()
             if receiving.done():
                 receiving.result()
         finally:
@@ -230,9 +244,9 @@ class Consumer:
             await abort_streams()
 
     async def _look_at_hub(self, client: Any) -> dict[str, Any]:
-        """Return where to begin partitions without a checkpoint.
+        """Return the positions from which to read partitions without a checkpoint.
 
-        That is ``window`` before their last record.
+        They are ``window`` before the last record of each partition.
         """
         async with asyncio.timeout(self._config.hub.timeout.seconds):
             hub = await client.get_eventhub_properties()
@@ -259,7 +273,8 @@ class Consumer:
         self.keeper.ends = ends
         if last_times:
             self._parts.clock.advance_to(max(last_times).timestamp())
-        await _tried(self.keeper, "store", self._read_mutes)  # on failure the known ones stay
+        # on failure, the previous mutes stay
+        await _succeeds(self.keeper, "store", self._read_mutes)
         return positions
 
     # ---- repeated every few seconds
@@ -268,11 +283,11 @@ class Consumer:
         self.mutes = read_mutes(await self._parts.snapshots.read(NOTE))
 
     async def _watch(self) -> None:
-        """Measure the lag.
+        """Measure the lag, and notice a hub that does not answer or has more partitions.
 
-        If the hub has more partitions, end this client: the SDK asks for them only at its start.
-        A hub that does not answer is not connected, although the SDK does not notice, until a
-        record comes.
+        If there are more partitions, this client ends, because the SDK asks for them only at its
+        start. If the hub does not answer, it is not connected until a record comes; the SDK does
+        not notice that.
         """
         client = self.client
         folds = self.keeper.folds
@@ -288,11 +303,11 @@ class Consumer:
             self.connected = False
             raise
 
-        self.connected = not self._over.is_set()
+        self.connected = not self._client_over.is_set()
         before = len(self.keeper.ends)
         if len(names) != before:
             log.warning("the hub now has %d partitions, and had %d", len(names), before)
-            self._over.set()
+            self._client_over.set()
         self.lag = {
             fold.name: self._lag_of(fold, partition)
             for fold, partition in zip(folds, partitions, strict=True)
@@ -313,14 +328,14 @@ class Consumer:
             await asyncio.to_thread(self._parts.inventory.look)
 
     async def _compare(self) -> None:
-        """Find the VMs of the inventory that are not heard from.
+        """Let the first partition expect the VMs of the inventory that are not heard from.
 
-        The instance with the first partition does this.
+        Only the instance that has this partition does it.
         """
         inventory = self._parts.inventory
         if inventory is None or not self.connected:
             return
-        await _tried(self.keeper, "inventory", self._read_inventory)
+        await _succeeds(self.keeper, "inventory", self._read_inventory)
 
         first = min(self.keeper.ends, key=_partition_order)
         held = self.keeper.partitions.get(first)
@@ -337,7 +352,7 @@ class Consumer:
         held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
 
     async def _follow(self) -> None:
-        """After partitions were added: leave the events that have moved to other partitions."""
+        """Leave the events that have moved to other partitions, after partitions were added."""
         for fold in self.keeper.folds:
             if not fold.events.may_have_moved:
                 continue
@@ -349,17 +364,17 @@ class Consumer:
     # ---- called by the SDK
 
     def _on_end(self, _receiving: asyncio.Task[None]) -> None:
-        self._over.set()
+        self._client_over.set()
 
     async def _on_close(self, context: PartitionContext, reason: CloseReason) -> None:
         self._taken.discard(context.partition_id)
         # if the hub is unavailable, the partition stays ours until another instance takes it
-        is_lost = reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set()
+        is_lost = reason is CloseReason.OWNERSHIP_LOST and not self._client_over.is_set()
         if is_lost or self._stop.is_set():
             await self.keeper.let_go(context.partition_id)
 
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
-        if self._over.is_set():
+        if self._client_over.is_set():
             return  # the next client reads these records again, from the stored position
         forget_tags(self.client, context)
         name = context.partition_id
@@ -369,7 +384,7 @@ class Consumer:
             await self.keeper.take(name)
             self._taken.add(name)
         held = self.keeper.partitions.get(name)
-        if held is None:  # another instance has it, and the SDK has not noticed yet
+        if held is None:  # another instance has it, which the SDK has not noticed yet
             raise LostPartitionError
         if events or self._is_up_to_date(held.fold):
             await self._fold(held, events)
@@ -388,7 +403,7 @@ class Consumer:
         began = time.monotonic()
         for notifications in _chunks(fold, events, self._parts.clock):
             self._commit_all(fold, notifications)
-            if time.monotonic() - began > STEP:
+            if time.monotonic() - began > TURN_SECONDS:
                 await asyncio.sleep(0)
                 if self.keeper.partitions.get(fold.name) is not held:
                     return  # another instance has taken it
@@ -428,7 +443,7 @@ class Consumer:
         is_stolen = "link:stolen" in str(error)
         is_alone = self._config.checkpoints is None
         if isinstance(error, LostPartitionError) or (is_stolen and not is_alone):
-            return  # the keeper has said why it was not taken, or another instance has it
+            return  # the keeper has logged why it was not taken, or another instance has it
         if is_stolen:
             error = ConfigError(OTHER_READER.format(self._config.consumer_group))
 
@@ -440,23 +455,23 @@ class Consumer:
         if context is None:
             return
         if UNKNOWN_OFFSET.search(str(error)):
-            # the stored offsets are of an earlier one
+            # the stored offsets are those of an earlier hub of this name
             self._parts.snapshots.hub_was_made(self._parts.clock.now())
             log.error(
                 "the hub does not know a stored offset: partitions that are taken now are read from"
                 " `window` on"
             )
         elif not isinstance(error, AzureError):
-            self._over.set()
+            self._client_over.set()
 
 
 def _partition_order(name: str) -> tuple[int, str]:
-    """Return the order of a partition's name, which is a number without leading zeros."""
+    """Return a key by which the names of partitions, which are numbers, are in order."""
     return len(name), name
 
 
 async def _finish(closing: Awaitable[Any]) -> None:
-    """Await it for ``CLOSE_SECONDS`` at most, and ignore errors."""
+    """Wait until something is closed, for ``CLOSE_SECONDS`` at most; ignore errors."""
     with suppress(Exception):
         await asyncio.wait_for(closing, CLOSE_SECONDS)
 
@@ -471,8 +486,10 @@ def _chunks(
     The caller commits a chunk before it waits: the fold does not make its notifications again.
     """
     records = [record_of(event) for event in events]
-    if records:  # first: deliveries are due by the clock, which was late if the hub was quiet
-        clock.hear(records[-1][1].enqueued)
+    if records:
+        # first: deliveries are due by the clock, which was late if the hub was quiet
+        _, last_position = records[-1]
+        clock.hear(last_position.enqueued)
 
     for body, position in records:
         if fold.has_read(position):
@@ -488,24 +505,22 @@ def _chunks(
         yield fold.advance_chunk(now)
 
 
-async def _regularly(
-    keeper: Keeper, every: float, part: str, do: Callable[[], Awaitable[None]]
-) -> None:
-    """Call ``do`` every ``every`` seconds, less often while it fails."""
+async def _regularly(keeper: Keeper, every: float, part: str, action: Action) -> None:
+    """Repeat an action every ``every`` seconds, less often while it fails."""
     failures = 0
     while True:
-        await asyncio.sleep(back_off(failures + 1, every, LONGEST_PAUSE))
-        if await _tried(keeper, part, do):
+        await asyncio.sleep(back_off(failures + 1, every, LONGEST_TASK_PAUSE))
+        if await _succeeds(keeper, part, action):
             failures = 0
         else:
             failures += 1
 
 
-async def _tried(keeper: Keeper, part: str, do: Callable[[], Awaitable[None]]) -> bool:
-    """Call ``do``; return whether it succeeded. An error is logged and counted."""
+async def _succeeds(keeper: Keeper, part: str, action: Action) -> bool:
+    """Carry out an action; return whether it succeeded. An error is counted and logged."""
     try:
-        await do()
-    except Exception as error:  # noqa: BLE001 - of the hub, a disk or a store, or unforeseen: tried again
+        await action()
+    except Exception as error:  # noqa: BLE001 - of the hub, a disk or a store, or unforeseen
         keeper.failed(part, error)
         return False
     return True

@@ -17,7 +17,8 @@ from notbefore.core.tracked import Tracked
 from notbefore.courier.supervisor import Supervisor
 from notbefore.errors import StoreError
 from notbefore.fleet.consumer import Consumer
-from notbefore.fleet.history import Row, read_past, report
+from notbefore.fleet.history import read_past
+from notbefore.fleet.history_report import Row, report
 from notbefore.fleet.instance_state import InstanceState
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.shown_waves import (

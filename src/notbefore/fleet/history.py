@@ -1,25 +1,22 @@
-"""The history of an instance: the events that are over, in one SQLite file, and their report.
+"""``History``: the events of an instance that are over, in one SQLite file.
 
 An event that is over stays in its partition's snapshot until it is in this file, so that a kill
-loses none. Writing an event again replaces it, but for what was measured: a takeover may repeat it,
-and late reports may change its outcome.
+loses none. An event may be written again: a takeover may repeat it, and late reports may change its
+outcome. The new entry replaces the old one, and keeps what only the old one had measured.
 """
 
 import logging
 import sqlite3
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from notbefore.core.change import Outcome
-from notbefore.core.event_types import event_type_of
 from notbefore.errors import StoreError
 from notbefore.fleet.shown_waves import EventFacts
 from notbefore.fleet.story import OUTCOMES, EndedBy, Measures, Story, from_unix
@@ -30,25 +27,11 @@ FILE_NAME: Final = "fleet-history.db"
 MAX_ANSWER: Final = 100_000  # events in one answer
 BUSY_SECONDS: Final = 2.0  # to wait while another connection uses the file
 
-# the least share of a promise that keeps it: an agent sees an event up to a second late
-KEPT: Final = 0.9
-COLUMNS: Final = (
-    "event_type",
-    "region",
-    "subscription",
-    "resource_group",
-    "scale_set",
-    "zone",
-    "event_source",
-)
-"""What a report may be grouped by, besides ``tags.NAME``."""
-USUAL: Final = ("event_type", "region")
-
 log = logging.getLogger("notbefore.fleet.history")
 
 
 class PastEvent(EventFacts, frozen=True, kw_only=True):
-    """An event that is over, as reported by all VMs together."""
+    """An event that is over, as all VMs together have reported it."""
 
     nth: int  # the number of earlier events with this id
     expected_seconds: int | None  # the interruption that Azure expected
@@ -58,15 +41,18 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
     as_far_as_known: bool  # not every VM has reported the end
     exercise: bool
     measured: dict[str, Measures]  # by VM
-    ended_by: EndedBy | None = None  # ``None``: by a version that did not know
+    ended_by: EndedBy | None = None  # ``None``: an older version has written it
     # the seconds between Azure's first message and NotBefore
     azure_notice: float | None = None
 
     @classmethod
     def closed_at(cls, now: float, story: Story) -> "PastEvent":
-        """Make the entry of a story; ``now``: Unix seconds of the hub's clock."""
+        """Make the entry of a story that is closed ``now`` (Unix seconds of the hub's clock)."""
         event = story.event
         place = story.place
+        azure_notice = None
+        if story.azure is not None:
+            azure_notice = story.azure.notice
         return cls(
             event_id=event.event_id,
             event_type=event.event_type,
@@ -92,7 +78,7 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
             exercise=story.exercise,
             measured=story.measured,
             ended_by=story.ended_by,
-            azure_notice=story.azure.notice if story.azure is not None else None,
+            azure_notice=azure_notice,
             azure_status=azure_status([story]),
         )
 
@@ -118,7 +104,7 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
 
 
 class History:
-    """One file, for any thread: each call has its own connection.
+    """One file. Any thread may use it, as each call has its own connection.
 
     ``keep``: how many seconds events are kept; ``None``: forever.
     """
@@ -163,14 +149,14 @@ class History:
                 for event in reversed(newest_first)
             ]
         except (sqlite3.Error, OSError, msgspec.MsgspecError, TypeError) as error:
-            advice = "if it stays so, move the file away: a new one is begun"
             raise StoreError(
-                f"the history {self.path} cannot be read ({error}): {advice}"
+                f"the history {self.path} cannot be read ({error}): if this persists, move the file"
+                " away, and the instance begins a new one"
             ) from None
 
 
 def _completed(db: sqlite3.Connection, event: PastEvent) -> PastEvent:
-    """Return an entry with what only the entry has that it replaces."""
+    """Return an entry, completed by the entry that it replaces."""
     row = db.execute("SELECT event FROM past WHERE key = ?", (event.key,)).fetchone()
     if row is None:
         return event
@@ -181,9 +167,9 @@ def _completed(db: sqlite3.Connection, event: PastEvent) -> PastEvent:
 
 
 def read_past(entries: Iterable[bytes]) -> list[PastEvent]:
-    """Read the events of instances' histories, oldest first: the newest entry of each.
+    """Read the events in the histories of instances; return them oldest first.
 
-    Unreadable ones are left out.
+    Of several entries about one event, the newest counts. Unreadable ones are left out.
     """
     newest: dict[str, PastEvent] = {}
     for entry in entries:
@@ -200,125 +186,3 @@ def read_past(entries: Iterable[bytes]) -> list[PastEvent]:
 
 def _closed(event: PastEvent) -> datetime:
     return event.closed
-
-
-Row = dict[str, Any]
-"""A row of a report: the columns that it is grouped by, and ``Figures``."""
-
-
-class Figures(Struct, frozen=True, kw_only=True):
-    """The figures of a row. Notice and interruption are per affected VM, in seconds."""
-
-    events: int
-    vms: int  # affected VMs, counted once for each event
-    finished: int
-    canceled: int
-    unknown: int
-    as_far_as_known: int  # not every VM has reported the end
-    promised: float | None  # the notice that Azure promises; null for several types
-    measured_notice: int  # VMs
-    short_notice: int | None  # VMs with less than nine tenths of the promise
-    notice_min: float | None
-    notice_median: float | None
-    notice_max: float | None
-    measured_interruption: int  # VMs
-    interruption_min: float | None
-    interruption_median: float | None
-    interruption_max: float | None
-    azure_notice: int  # events whose notice is known from Azure's own messages, when they came
-    azure_short_notice: int | None  # of these, events with less than nine tenths of the promise
-    azure_notice_min: float | None
-    azure_notice_median: float | None
-    azure_notice_max: float | None
-    known_by_azure: int  # events whose end Azure has reported
-    known_by_vms: int  # events whose end VMs have reported
-
-
-FIGURES: Final = Figures.__struct_fields__
-"""The names of a row's figures."""
-
-
-def report(past: Iterable[PastEvent], by: tuple[str, ...] = USUAL) -> list[Row]:
-    """Return the rows, grouped by ``COLUMNS`` or ``tags.NAME``. Exercises are left out."""
-    groups: dict[tuple[str, ...], list[PastEvent]] = {}
-    for event in past:
-        if event.exercise:
-            continue
-        key = tuple(_value(event, name) for name in by)
-        groups.setdefault(key, []).append(event)
-
-    rows: list[Row] = []
-    for key, events in sorted(groups.items()):
-        columns = dict(zip(by, key, strict=True))
-        rows.append(columns | asdict(_figures_of(events)))
-    return rows
-
-
-def _figures_of(events: list[PastEvent]) -> Figures:
-    notices: list[float] = []
-    interruptions: list[float] = []
-    for event in events:
-        for measures in event.measured.values():
-            if measures.notice is not None:
-                notices.append(measures.notice)
-            if measures.interruption is not None:
-                interruptions.append(measures.interruption)
-
-    promised = None
-    short_notice = None
-    promises = {_promised_notice(event.event_type) for event in events}
-    if len(promises) == 1:  # several types have no common promise
-        promised = promises.pop()
-    if promised is not None:
-        short_notice = sum(notice < KEPT * promised for notice in notices)
-
-    azure_notices = [event.azure_notice for event in events if event.azure_notice is not None]
-    azure_short_notice = None
-    if promised is not None:
-        azure_short_notice = sum(notice < KEPT * promised for notice in azure_notices)
-
-    outcomes = Counter(event.outcome for event in events)
-    known_by = Counter(event.ended_by for event in events)
-    return Figures(
-        events=len(events),
-        vms=sum(len(event.vms) for event in events),
-        finished=outcomes["finished"],
-        canceled=outcomes["canceled"],
-        unknown=outcomes["unknown"],
-        as_far_as_known=sum(event.as_far_as_known for event in events),
-        promised=promised,
-        measured_notice=len(notices),
-        short_notice=short_notice,
-        **_spread("notice", notices),
-        measured_interruption=len(interruptions),
-        **_spread("interruption", interruptions),
-        azure_notice=len(azure_notices),
-        azure_short_notice=azure_short_notice,
-        **_spread("azure_notice", azure_notices),
-        known_by_azure=known_by["azure"] + known_by["both"],
-        known_by_vms=known_by["vms"] + known_by["both"],
-    )
-
-
-def _promised_notice(event_type: str) -> float | None:
-    """Return the seconds of notice that Azure promises; ``None`` for a type without a promise."""
-    return event_type_of(event_type).promised_notice or None
-
-
-def _spread(name: str, values: list[float]) -> dict[str, Any]:
-    """Return the smallest, the middle and the largest value; ``None`` if there are none."""
-    if not values:
-        return {f"{name}_min": None, f"{name}_median": None, f"{name}_max": None}
-    ordered = sorted(values)
-    return {
-        f"{name}_min": ordered[0],
-        f"{name}_median": ordered[(len(ordered) - 1) // 2],
-        f"{name}_max": ordered[-1],
-    }
-
-
-def _value(event: PastEvent, name: str) -> str:
-    """Return the value of a column, or of the tag of ``tags.NAME``."""
-    if name.startswith("tags."):
-        return event.tags.get(name.removeprefix("tags.").casefold(), "")
-    return str(getattr(event, name) or "")

@@ -1,5 +1,5 @@
-"""Bytes from the hub -> ``Report`` (a change that a VM reports) or ``Beat`` (a VM's heartbeat).
-Pure.
+"""Decodes bytes from the hub into a ``Report``, a change that a VM reports, or a ``Beat``, a VM's
+heartbeat. Pure.
 
 Only the fields that the fleet needs are decoded.
 """
@@ -26,7 +26,7 @@ from notbefore.core.record import MAX_TAGS, Heartbeat, Record, tags_in
 from notbefore.metrics.fleet import NO_DELAYS
 from notbefore.metrics.totals import Histogram
 
-MAX_BYTES: Final = 1024 * 1024  # of one record, as many as a hub accepts by default
+MAX_RECORD_BYTES: Final = 1024 * 1024  # as many as a hub accepts by default
 
 PoisonReason = Literal[
     "too_large", "not_json", "foreign", "newer", "wrong_shape", "failed", "too_many"
@@ -196,19 +196,18 @@ class PoisonError(Exception):
 
 
 class PartitionFigures(Struct):
-    """The counts since the start, over all partitions that this instance has had.
+    """The counts since the start, over all partitions that this instance has had."""
 
-    In ``records``: `news` changed a story, `known` did not, `late` is about an event that is over.
-    """
-
-    # news, known, late, beat, skipped (of no use here), poison
+    # by result: `news` has changed a story, `known` has not, `late` is about an event that is over,
+    # `beat` is a heartbeat, `skipped` is of no use here, `poison` cannot be used
     records: Counter[str] = field(default_factory=Counter)
     poison: Counter[str] = field(default_factory=Counter)  # by reason
     # by part: hub, store, inventory, history, fold
     errors: Counter[str] = field(default_factory=Counter)
     azure_messages: Counter[str] = field(default_factory=Counter)  # by Azure's status, or `skipped`
     azure_delays: Histogram = NO_DELAYS
-    first_notices: Counter[str] = field(default_factory=Counter)  # events, by who told first
+    # events, by who reported them first: azure, vm
+    first_notices: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)  # events, by ``EndedBy``
     contradictions: int = 0  # events that Azure calls canceled, and whose start was seen
     missing: int = 0  # records that were gone before they were read
@@ -216,7 +215,7 @@ class PartitionFigures(Struct):
     logged: set[tuple[str, str]] = set()
 
     def note_azure_delay(self, seconds: float) -> None:
-        """Note how long one of Azure's messages was on its way."""
+        """Count one of Azure's messages that was ``seconds`` on its way."""
         self.azure_delays = self.azure_delays.plus(max(0.0, seconds))
 
 
@@ -241,7 +240,7 @@ def read(body: bytes) -> Report | Beat | None:
 
     Raises ``PoisonError``.
     """
-    if len(body) > MAX_BYTES:
+    if len(body) > MAX_RECORD_BYTES:
         raise PoisonError("too_large", f"{len(body)} bytes")
     try:
         return _decoded(_envelopes.decode(body))

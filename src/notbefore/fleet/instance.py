@@ -20,8 +20,9 @@ from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.desk import FleetDesk
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History
+from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.inventory import Inventory
-from notbefore.fleet.keeper import HubClock, Parts
+from notbefore.fleet.keeper import Parts
 from notbefore.fleet.maintenance import MaintenanceProvider
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.snapshot_store import FileSnapshots, Snapshots

@@ -1,6 +1,6 @@
 """``InstanceState``: the state of an instance as other threads see it.
 
-The consumer's thread makes it, of frozen values, so no thread reads what another one changes.
+The consumer's thread makes it of frozen values, so that no thread reads what another one changes.
 """
 
 from collections import Counter
@@ -25,10 +25,10 @@ from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Metric
 from notbefore.metrics.totals import Histogram, Labels
 
-AZURE_LABELS: Final = (*get_args(AzureStatus), "skipped")  # of Azure's messages
+AZURE_LABELS: Final = (*get_args(AzureStatus), "skipped")  # of Azure's messages in metrics
 
 Lag = Mapping[str, tuple[int, float]]
-"""Partition -> records and seconds behind the hub."""
+"""Partition -> how many records and seconds it is behind the hub."""
 
 
 class Reading(Struct, frozen=True):
@@ -40,7 +40,7 @@ class Reading(Struct, frozen=True):
 
 
 class InstanceState(Struct, frozen=True, kw_only=True):
-    """The state of an instance, and of the whole fleet as far as its snapshots show it."""
+    """The state of an instance, and of the whole fleet as its snapshots show it."""
 
     reading: Reading
     # ---- of this instance
@@ -63,10 +63,13 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     without_agent: tuple[ShownVm, ...]  # VMs that only Azure has named
 
 
-def state_of(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) -> InstanceState:
+def state_of(
+    keeper: Keeper, reading: Reading, now: float, metrics_by: Collection[str]
+) -> InstanceState:
     """Return the state of an instance.
 
-    ``now``: Unix seconds of the hub's clock. ``by``: the places in metrics (``metrics_by``).
+    ``now``: Unix seconds of the hub's clock. ``metrics_by``: the places that metrics have as
+    labels, see ``FleetConfig``.
     """
     folds = keeper.folds
     states = [fold.state for fold in folds]
@@ -77,7 +80,7 @@ def state_of(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) 
     partitions = [ShownPartition(fold.name, None) for fold in folds]
     for name, state in others.items():
         partitions.append(ShownPartition(name, max(0.0, wall.timestamp() - state.at)))
-    partitions.sort(key=lambda partition: natural(partition.name))
+    partitions.sort(key=_partition_order)
 
     waves = chain.from_iterable(state.waves.values() for state in all_states)
     without_agent = _vms_without_agent(all_states)
@@ -88,7 +91,7 @@ def state_of(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) 
         refused=tuple(keeper.refused.values()),
         gap=_gap(states, now),
         split=_split(keeper.split),
-        counts=_counts(keeper, reading, now, by),
+        counts=_counts(keeper, reading, now, metrics_by),
         azure_delays=keeper.figures.azure_delays,
         own_partitions=len(folds),
         own_events=sum(len(fold.events.open) for fold in folds),
@@ -100,6 +103,10 @@ def state_of(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) 
         missing=tuple(_missing_vms(all_states)),
         without_agent=tuple(without_agent.values()),
     )
+
+
+def _partition_order(partition: ShownPartition) -> tuple[list[str | int], str]:
+    return natural(partition.name)
 
 
 def _shown_vms(states: Iterable[Snapshot]) -> Iterable[ShownVm]:
@@ -116,7 +123,7 @@ def _missing_vms(states: Iterable[Snapshot]) -> Iterable[ShownVm]:
 
 
 def _vms_without_agent(states: Sequence[Snapshot]) -> dict[str, ShownVm]:
-    """Return the VMs that Azure has named, and that no partition has heard from, by their keys."""
+    """Return the VMs, by their keys, that Azure has named and no partition has heard from."""
     vms: dict[str, ShownVm] = {}
     for state in states:
         for key, vm in state.azure_vms.items():
@@ -129,7 +136,7 @@ def _shown_vm(vm: Heard) -> ShownVm:
     return ShownVm(vm.name, vm.place, vm.silent)
 
 
-# ---- what is not known
+# ---- gaps and splits, in words
 
 
 def _fleet_gap(
@@ -167,7 +174,7 @@ def _gap(states: Iterable[Snapshot], now: float) -> str:
 
 
 def _split(split: Mapping[str, Sequence[str]]) -> str:
-    """Return that events are open in several partitions, and which; empty if there are none."""
+    """Return which events are open in several partitions; empty if there are none."""
     if not split:
         return ""
     key, partitions = next(iter(split.items()))
@@ -183,15 +190,17 @@ def _split(split: Mapping[str, Sequence[str]]) -> str:
 # ---- the metrics of this instance
 
 
-def _counts(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) -> metrics.Counts:
+def _counts(
+    keeper: Keeper, reading: Reading, now: float, metrics_by: Collection[str]
+) -> metrics.Counts:
     figures = keeper.figures
     states = [fold.state for fold in keeper.folds]
     lost = sum(state.was_lost(now) for state in states)
     unknown = sum(state.unknown_events(now) for state in states)
     lag = reading.lag.items()
     return {
-        **_events_by_place(keeper.folds, by),
-        **_vms_by_place(keeper.folds, by),
+        **_events_by_place(keeper.folds, metrics_by),
+        **_vms_by_place(keeper.folds, metrics_by),
         metrics.RECORDS: _by_label(figures.records),
         metrics.POISON: _by_label(figures.poison),
         metrics.ERRORS: _by_label(figures.errors),
@@ -215,15 +224,15 @@ def _counts(keeper: Keeper, reading: Reading, now: float, by: Collection[str]) -
 def _by_label(counter: Counter[str], *always: str) -> dict[Labels, float]:
     """Return the counts by label.
 
-    The labels in ``always`` are there also with 0, so that alerts see their first increase.
+    Those in ``always`` are included even if they are 0, so that alerts see their first increase.
     """
     return {(label,): counter[label] for label in dict.fromkeys((*always, *counter))}
 
 
 def _events_by_place(
-    folds: Iterable[Partition], by: Collection[str]
+    folds: Iterable[Partition], metrics_by: Collection[str]
 ) -> dict[Metric, Counter[Labels]]:
-    """Return the numbers of events that are not over, and of their VMs."""
+    """Return the numbers of events that are not over, and of the VMs that they affect."""
     events: Counter[Labels] = Counter()
     vms: Counter[Labels] = Counter()
     for fold in folds:
@@ -236,39 +245,41 @@ def _events_by_place(
                 place.region,
                 place.scale_set,
                 place.zone,
-                *_owner(place, by),
+                *_owner(place, metrics_by),
             )
             events[(*labels, story.standing.name.lower())] += 1
             vms[labels] += len(story.event.resources)
     return {metrics.EVENTS: events, metrics.VMS: vms}
 
 
-def _vms_by_place(folds: Iterable[Partition], by: Collection[str]) -> dict[Metric, Counter[Labels]]:
+def _vms_by_place(
+    folds: Iterable[Partition], metrics_by: Collection[str]
+) -> dict[Metric, Counter[Labels]]:
     """Return the numbers of VMs that are heard from, silent, and missing."""
     heard: Counter[Labels] = Counter()
     silent: Counter[Labels] = Counter()
     missing: Counter[Labels] = Counter()
     for fold in folds:
         for vm in fold.state.heard.values():
-            labels = _labels_of_vm(vm.place, by)
+            labels = _labels_of_vm(vm.place, metrics_by)
             heard[labels] += 1
             silent[labels] += vm.silent
         for vm in fold.state.expected.values():
             if vm.silent:
-                missing[_labels_of_vm(vm.place, by)] += 1
+                missing[_labels_of_vm(vm.place, metrics_by)] += 1
     return {metrics.HEARD: heard, metrics.SILENT: silent, metrics.MISSING_VMS: missing}
 
 
-def _labels_of_vm(place: Place, by: Collection[str]) -> Labels:
-    return (place.region, place.scale_set, *_owner(place, by))
+def _labels_of_vm(place: Place, metrics_by: Collection[str]) -> Labels:
+    return (place.region, place.scale_set, *_owner(place, metrics_by))
 
 
-def _owner(place: Place, by: Collection[str]) -> tuple[str, str]:
-    """Return the labels subscription and resource_group: empty unless ``by`` has them."""
+def _owner(place: Place, metrics_by: Collection[str]) -> tuple[str, str]:
+    """Return the labels subscription and resource_group: empty unless ``metrics_by`` has them."""
     subscription = ""
     resource_group = ""
-    if "subscription" in by:
+    if "subscription" in metrics_by:
         subscription = place.subscription
-    if "resource_group" in by:
+    if "resource_group" in metrics_by:
         resource_group = place.resource_group
     return subscription, resource_group

@@ -11,7 +11,7 @@ from notbefore.fleet.hub_records import Place, one_place
 from notbefore.fleet.silence import Expected
 from notbefore.web.access import Signature, signature
 
-MAX_BYTES: Final = 64 * 1024 * 1024  # of the file
+MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 MAX_VMS: Final = 200_000
 MAX_LINE: Final = 4 * MAX_NAME  # characters
 VM: Final = re.compile("([^/ ]+)/([^/ ]+)/([^/ ]+)")
@@ -25,8 +25,8 @@ def read_inventory(data: bytes) -> Expected:
     A line has up to three columns, separated by tabs: SUBSCRIPTION/RESOURCE_GROUP/NAME; the region;
     the scale set. ``#`` begins a comment.
     """
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"{len(data)} bytes, expected {MAX_BYTES} at most")
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"{len(data)} bytes, expected {MAX_FILE_BYTES} at most")
 
     vms: Expected = {}
     for number, line in enumerate(data.decode("utf-8-sig").splitlines(), start=1):
@@ -39,7 +39,7 @@ def read_inventory(data: bytes) -> Expected:
 
 
 def _read_line(text: str, number: int, vms: Expected) -> None:
-    """Add the VM of a line; ``number``: that of the line, for an error."""
+    """Add the VM of a line. ``number``: the line's, for an error."""
     vm, region, scale_set, *more = [*text.split("\t"), "", ""]
     parts = VM.fullmatch(vm)
     if any(more) or len(text) > MAX_LINE or parts is None or not vm.isprintable():
@@ -55,19 +55,21 @@ class Inventory:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: Signature | str = "never"  # of the file at the last attempt to read it
-        self.vms: Expected | None = None  # None until the file was read once
+        # of the file when it was last read; ``never`` before, as no file has the signature ``None``
+        self._signature: Signature | str = "never"
+        self.vms: Expected | None = None  # ``None`` until the file was read once
 
     def look(self) -> None:
         """Read the file if it has changed since the last call.
 
         Raises ``OSError`` or ``ValueError``.
         """
-        seen = signature(self._path)
-        if seen == self._seen:
+        current = signature(self._path)
+        if current == self._signature:
             return
+
         with open_file(self._path) as file:
-            data = file.read(MAX_BYTES + 1)
-        self._seen = seen  # a wrong file is reported only once
+            data = file.read(MAX_FILE_BYTES + 1)
+        self._signature = current  # a wrong file is reported only once
         self.vms = read_inventory(data)
         log.info("%s: %d VMs are expected to report", self._path, len(self.vms))

@@ -19,6 +19,7 @@ from msgspec import Struct
 from notbefore.config.model import FleetConfig
 from notbefore.core.text import one_line
 from notbefore.fleet.history import History
+from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.hub_records import PartitionFigures
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
@@ -40,13 +41,13 @@ from notbefore.fleet.snapshot_store import (
 )
 from notbefore.fleet.waves import Grouping
 
-SOON: Final = 0.2  # seconds after something was notified or accepted
+# seconds until the next snapshot after something was notified or accepted
+SNAPSHOT_SOON: Final = 0.2
 # seconds between two snapshots otherwise, even without news: one may have been deleted
-EVERY: Final = 5.0
-SHARE: Final = 5  # the pause after a snapshot, as a multiple of the time that it took
-LONGEST_PAUSE: Final = 30.0  # seconds between two snapshots at most
+SNAPSHOT_EVERY: Final = 5.0
+PAUSE_FACTOR: Final = 5  # the pause after a snapshot, as a multiple of the time that it took
+LONGEST_SNAPSHOT_PAUSE: Final = 30.0  # seconds
 MAX_WORDS: Final = 300  # characters of an error in words
-TRUSTED: Final = 600.0  # seconds after which a record may also set the clock back
 
 log = logging.getLogger("notbefore.fleet.keeper")
 
@@ -58,51 +59,11 @@ def in_words(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return the text of an error, once.
+    """Return the text of an error in one line, without its repetition.
 
-    The SDK repeats it after `Error:`, the store repeats it as XML after `Content:`.
+    The SDK repeats the text after `Error:`, the store repeats it as XML after `Content:`.
     """
     return re.split(" (?:Error|Content): ", one_line(str(error)), maxsplit=1)[0]
-
-
-class HubClock:
-    """The hub's time, independent of this machine's clock; ``monotonic`` returns seconds.
-
-    For a partition without new records, the time is that of the newest record of any partition,
-    plus the seconds since that record came. So if the machine's clock is an hour ahead, or is set,
-    no VM becomes silent and no event ends.
-    """
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._ahead: float | None = None  # the hub's Unix time minus the monotonic time
-        self._heard = 0.0  # monotonic seconds at which ``_ahead`` was set
-
-    def hear(self, enqueued: float) -> None:
-        """Note that a record has just come, which was accepted at ``enqueued``, in Unix seconds."""
-        if self._monotonic() - self._heard > TRUSTED:
-            self._ahead = None
-        self.advance_to(enqueued)
-
-    def advance_to(self, known: float) -> None:
-        """Note that it is ``known`` or later, in Unix seconds by the hub.
-
-        An old record came then, for example.
-        """
-        now = self._monotonic()
-        ahead = known - now
-        if self._ahead is None or ahead >= self._ahead:
-            self._ahead = ahead
-            self._heard = now
-
-    def now(self) -> float:
-        """Return the hub's time in Unix seconds, or somewhat less.
-
-        This machine's as long as nothing is known.
-        """
-        if self._ahead is None:
-            return time.time()
-        return self._ahead + self._monotonic()
 
 
 class Parts(Struct, frozen=True):
@@ -130,7 +91,7 @@ class Held:
 
 
 class Keeper:
-    """Used in the consumer's event loop."""
+    """The partitions of this instance. Only the consumer's event loop uses it."""
 
     def __init__(self, config: FleetConfig, parts: Parts) -> None:
         self._grouping = Grouping(
@@ -170,7 +131,7 @@ class Keeper:
     def failed(self, part: str, error: BaseException) -> None:
         """Count and log an error.
 
-        It is one of the hub, store, history or inventory, or an unforeseen one (`fold`).
+        ``part``: hub, store, history or inventory; fold for an unforeseen error.
         """
         self.figures.errors[part] += 1
         text = in_words(error)
@@ -202,9 +163,9 @@ class Keeper:
     # ---- taking over and letting go
 
     async def take(self, name: str) -> Partition:
-        """Continue a partition: from memory if no other instance has had it since, else from the
-        snapshot.
+        """Continue a partition, and return its fold.
 
+        It continues from memory if no other instance has had it since, else from the snapshot.
         Raises ``LostPartitionError`` if another instance was faster, or the snapshot cannot be read
         or written.
         """
@@ -223,10 +184,10 @@ class Keeper:
         return fold
 
     async def _keep_or_restore(self, name: str) -> None:
-        """Have a partition, with a task that writes its snapshots. Raises as ``_restored``."""
+        """Hold a partition, with a task that writes its snapshots. Raises as ``_restored``."""
         held = self.partitions.get(name)
         if held is not None:
-            with suppress(LostPartitionError):  # then it is forgotten, and restored
+            with suppress(LostPartitionError):  # then it is forgotten, and restored below
                 await self._write(held)
         if name not in self.partitions:
             held = await self._restored(name)
@@ -234,9 +195,9 @@ class Keeper:
             held.task = asyncio.create_task(self._keep(held))
 
     async def _note_partitions(self, fold: Partition) -> None:
-        """Tell a fold how many partitions the hub has.
+        """Let a fold know how many partitions the hub has.
 
-        If they are more than before, its VMs may have moved, and those of others may come.
+        If there are more than before, its VMs may have moved, and those of others may come.
         """
         count = len(self.ends)
         if count != fold.state.partitions:
@@ -249,15 +210,17 @@ class Keeper:
         return [*states, *self.others.found.values()]
 
     async def let_go(self, *names: str) -> None:
-        """Write the snapshots of these partitions, leave them to other instances, and send nothing
-        more of them.
+        """Write the snapshots of these partitions, and leave them to other instances.
+
+        This instance then sends nothing more of them.
         """
         await asyncio.gather(*map(self._leave, names))
 
     async def _leave(self, name: str) -> None:
         held = self.partitions.get(name)
         if held is not None:
-            with suppress(*STORE_ERRORS, LostPartitionError):  # the hub's log has what is missing
+            # if it fails, the next owner reads what is missing from the hub
+            with suppress(*STORE_ERRORS, LostPartitionError):
                 await self._write(held)
         self.forget(name)
 
@@ -267,7 +230,7 @@ class Keeper:
             self._parts.outbox.leave(name)
 
     async def _restored(self, name: str) -> Held:
-        """Read the snapshot, or begin.
+        """Read the snapshot of a partition, or begin without one.
 
         Raises the store's errors, ``LostPartitionError``, or ``ValueError``.
         """
@@ -311,12 +274,17 @@ class Keeper:
             ) from None
 
     async def _begin_again(self, name: str, body: bytes) -> None:
-        """Put an unreadable snapshot aside, and replace it with one that has read nothing.
+        """Put an unreadable snapshot aside, and replace it by one that has read nothing.
 
-        The hub is read from the start: an event may be days old. No one is notified again of events
-        that were over before ``window``; the end of a later one may not have been notified yet.
+        The hub is read from the start, because an open event may be days old. No one is notified
+        again of events that were over before ``window``. The end of a later one may not have been
+        notified yet.
         """
-        await self._parts.snapshots.change(f"{name}.unreadable", lambda _: body)
+
+        def unreadable(_earlier: bytes) -> bytes:
+            return body
+
+        await self._parts.snapshots.change(f"{name}.unreadable", unreadable)
         now = self._parts.clock.now()
         state = Snapshot(
             position=FROM_START,
@@ -329,10 +297,10 @@ class Keeper:
     # ---- writing
 
     async def write_history(self) -> None:
-        """Write the events that are not in the history yet; after a failure they wait.
+        """Write the events that are not in the history yet; after a failure, they wait.
 
-        Raises ``OSError``, ``StoreError`` and ``sqlite3.Error``. It must not be called again before
-        it has returned.
+        Raises ``OSError``, ``StoreError`` and ``sqlite3.Error``. The caller must not call it again
+        before it has returned.
         """
         for fold in self.folds:
             waiting = fold.state.past
@@ -346,8 +314,8 @@ class Keeper:
         """Write a partition's snapshot whenever it is due, while this instance has it."""
         name = held.fold.name
         while self.partitions.get(name) is held:
-            pause = SOON
-            is_due = time.monotonic() - held.written_at > EVERY
+            pause = SNAPSHOT_SOON
+            is_due = time.monotonic() - held.written_at > SNAPSHOT_EVERY
             if is_due or self._parts.outbox.has_news(name):
                 pause = await self._try_to_write(held)
             await asyncio.sleep(pause)
@@ -369,19 +337,19 @@ class Keeper:
         except STORE_ERRORS as error:
             held.trouble = in_words(error)
             self.failed("store", error)
-        except Exception as error:  # noqa: BLE001 - unforeseen: the partition goes on
+        except Exception as error:  # noqa: BLE001 - unforeseen: the partition continues
             held.trouble = in_words(error)
             self.failed("fold", error)
 
-        pause = SHARE * (time.monotonic() - began)
+        pause = PAUSE_FACTOR * (time.monotonic() - began)
         if held.trouble:
-            pause += EVERY
-        return min(max(SOON, pause), LONGEST_PAUSE)
+            pause += SNAPSHOT_EVERY
+        return min(max(SNAPSHOT_SOON, pause), LONGEST_SNAPSHOT_PAUSE)
 
     async def _write(self, held: Held) -> None:
         """Write a snapshot. Raises the store's errors.
 
-        On ``LostPartitionError`` the partition is forgotten as well.
+        On ``LostPartitionError``, the partition is also forgotten.
         """
         fold = held.fold
         async with held.lock:

@@ -1,6 +1,6 @@
-"""``Mute``: for a time, no one is notified of events that match. Pure.
+"""``Mute``: for some time, no one is notified of the events that match it. Pure.
 
-The page and the history still show them.
+The page and the history still show these events.
 """
 
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ from notbefore.fleet.waves import Notification
 
 NOTE: Final = "mutes"  # the name of the note in which the instances share them
 MAX_MUTES: Final = 200
-SHORTEST: Final = 60.0  # seconds of a mute
-LONGEST: Final = 366 * 86_400.0
+SHORTEST_MUTE: Final = 60.0  # seconds
+LONGEST_MUTE: Final = 366 * 86_400.0  # seconds
 LATEST: Final = 253_402_300_799.0  # Unix seconds: the end of the year 9999
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -37,16 +37,14 @@ class Mute(Struct, frozen=True):
     @property
     def words(self) -> str:
         """The mute in a sentence for people."""
-        what = ", ".join(f"{name} {value}" for name, value in self.match.items())
-        until = datetime.fromtimestamp(self.until, UTC)
-        return (
-            f"Muted until {until:%Y-%m-%d %H:%M} UTC: {what}. {self.comment} ({self.by}, {self.id})"
-        )
+        matchers = ", ".join(f"{name} {value}" for name, value in self.match.items())
+        until = f"{datetime.fromtimestamp(self.until, UTC):%Y-%m-%d %H:%M} UTC"
+        return f"Muted until {until}: {matchers}. {self.comment} ({self.by}, {self.id})"
 
     def applies(self, event_type: str, place: Place, names: Iterable[str]) -> bool:
         """Whether an event is muted for all its VMs.
 
-        ``place``: what they have in common, ``names``: their names.
+        ``place``: what the VMs have in common. ``names``: their names.
         """
         facts = place._asdict() | {"event_type": event_type}
         tags = dict(place.tags)
@@ -61,16 +59,16 @@ def read_mutes(body: bytes) -> list[Mute]:
     try:
         return msgspec.json.decode(body, type=list[Mute])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        advice = "delete it, and mute again what is to be muted"
         raise ValueError(
-            f"the note `{NOTE}` beside the snapshots cannot be read ({error}): {advice}"
+            f"the note `{NOTE}` next to the snapshots cannot be read ({error}): delete it, and"
+            " create the mutes again"
         ) from None
 
 
 def write_mutes(mutes: Iterable[Mute], now: float) -> bytes:
-    """Return a note of the mutes that are not over at ``now`` (Unix seconds).
+    """Return a note with the mutes that last beyond ``now`` (Unix seconds).
 
-    Raises ``ValueError`` if too many.
+    Raises ``ValueError`` if there are too many.
     """
     lasting = [mute for mute in mutes if mute.until > now]
     if len(lasting) > MAX_MUTES:
@@ -81,10 +79,10 @@ def write_mutes(mutes: Iterable[Mute], now: float) -> bytes:
 def is_muted(
     mutes: Iterable[Mute], now: float, notification: Notification, muted: set[str]
 ) -> bool:
-    """Whether a notification is muted: if a mute matches.
+    """Whether a notification is muted, because a mute matches it.
 
-    An end that follows other notifications is muted only if they all were. ``muted``: the event
-    keys of which no one was notified so far; it is updated.
+    The end of an event is muted only if all its earlier notifications were. ``muted``: the event
+    keys of events of which no one was notified so far; this function updates it.
     """
     change = notification.change
     event = change.event

@@ -1,4 +1,4 @@
-"""``OpenEvent``: an event that is not over, as an operator is shown it. Pure."""
+"""``OpenEvent``: an event that is not over, as an operator sees it. Pure."""
 
 from collections.abc import Iterable
 
@@ -33,7 +33,7 @@ class OpenEvent(Struct, frozen=True):
 
 
 def open_events(folds: Iterable[Partition], event_id: str, now: float) -> list[OpenEvent]:
-    """Return the events with an EventId that are not over."""
+    """Return the open events of these partitions that have an EventId."""
     key = event_id.casefold()
     events: list[OpenEvent] = []
     for fold in folds:
@@ -46,6 +46,9 @@ def open_events(folds: Iterable[Partition], event_id: str, now: float) -> list[O
 
 def _open_event(partition: str, story: Story, routed: tuple[Vm, ...], now: float) -> OpenEvent:
     event = story.event
+    resource_id = ""
+    if story.azure is not None:
+        resource_id = story.azure.resource_id
     seconds = None
     if story.not_before is not None:
         seconds = story.not_before.timestamp() - now
@@ -54,7 +57,7 @@ def _open_event(partition: str, story: Story, routed: tuple[Vm, ...], now: float
         event=event,
         standing=story.standing,
         place=story.place,
-        resource_id=story.azure.resource_id if story.azure is not None else "",
+        resource_id=resource_id,
         pending=PendingEvent(
             event_id=event.event_id,
             event_type=event.event_type,

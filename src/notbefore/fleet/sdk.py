@@ -28,7 +28,7 @@ def make_consumer(
 ) -> EventHubConsumerClient:
     """Make a client without retries.
 
-    ``snapshots`` are those of its hub and consumer group from now on.
+    ``snapshots``: the store, which belongs to this hub and consumer group from now on.
     """
     client: EventHubConsumerClient = make_client(
         EventHubConsumerClient,

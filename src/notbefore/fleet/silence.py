@@ -33,8 +33,8 @@ from notbefore.wording.phrases import MISSING
 
 INTERVALS: Final = 3  # of its heartbeats: after so many without a record a VM is silent
 FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is forgotten: it was probably deleted
-SHORTEST: Final = 10.0  # seconds between heartbeats: a shorter interval is cut to this
-LONGEST: Final = 86_400.0  # a longer one to this
+SHORTEST_INTERVAL: Final = 10.0  # seconds between heartbeats: a shorter interval counts as this
+LONGEST_INTERVAL: Final = 86_400.0  # a longer interval counts as this
 MAX_HEARD: Final = 50_000  # VMs of one partition
 # of them in one resource group: its VMs can report under any name
 MAX_HEARD_OF_GROUP: Final = 20_000
@@ -132,7 +132,7 @@ class Silence:
         heard = Heard(
             name=intern(beat.vm_name or beat.vm),  # stories have the same string
             at=now,
-            interval=min(max(beat.interval, SHORTEST), LONGEST),
+            interval=min(max(beat.interval, SHORTEST_INTERVAL), LONGEST_INTERVAL),
             place=beat.place,
         )
         if vm is None:

@@ -29,7 +29,7 @@ from notbefore.fleet.snapshot import (
 )
 from notbefore.store.lock import PRIVATE_DIRECTORY, OwnerLock, private_opener
 
-EVERY: Final = 5.0  # seconds between two reads of the other instances' snapshots, at least
+READ_OTHERS_EVERY: Final = 5.0  # seconds between two reads of other instances' snapshots
 STORE_ERRORS: Final = (AzureError, OSError)
 FAILURES: Final = (*STORE_ERRORS, ValueError)  # ValueError: the content cannot be read
 
@@ -58,7 +58,7 @@ class Snapshots(CheckpointStore):
 
     _prefix = ""  # NAMESPACE/HUB/GROUP/
     _newer: frozenset[str] = frozenset()  # partitions that a newer version has written
-    _created = 0.0  # Unix seconds: see ``hub_was_made``
+    _created = 0.0  # when the hub was created: see ``hub_was_made``
 
     def belong_to(self, namespace: str, hub: str, group: str) -> None:
         """Use the snapshots of this consumer group from now on."""
@@ -72,7 +72,7 @@ class Snapshots(CheckpointStore):
         self._created = at
 
     async def list_checkpoints(self, *_names: str, **_: Any) -> Iterable[dict[str, Any]]:
-        """For the SDK: where to continue.
+        """For the SDK: the positions from which to continue.
 
         Partitions without a position in this hub are read from ``window`` on.
         """
@@ -104,9 +104,9 @@ class Snapshots(CheckpointStore):
         return body
 
     def _check_form(self, partition: str, body: bytes) -> None:
-        """Claim a partition no more if a newer version has written its snapshot.
+        """Raise ``NewerSnapshotError`` if a newer version has written a partition's snapshot.
 
-        Raises ``NewerSnapshotError``.
+        This instance then no longer claims the partition.
         """
         try:
             check_form(body)
@@ -115,9 +115,10 @@ class Snapshots(CheckpointStore):
             raise
 
     def _claimable(self, ownerships: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the ownerships without claims of partitions that a newer version has written.
+        """Return the ownerships that this version may write.
 
-        One without an owner is no claim: it releases the partition.
+        It may not claim a partition that a newer version has written. An ownership without an owner
+        is no claim, but releases the partition.
         """
         claimable: list[dict[str, Any]] = []
         for ownership in ownerships:
@@ -135,18 +136,18 @@ class Snapshots(CheckpointStore):
 
     @abstractmethod
     async def listed(self, without: Collection[str] = ()) -> dict[str, Stored]:
-        """Partition -> its snapshot, except ``without``."""
+        """Return the stored snapshots by partition, except those of ``without``."""
 
     @abstractmethod
     async def read(self, name: str) -> bytes:
         """Return the snapshot of any partition, or a note that all instances share.
 
-        Empty if there is none.
+        It is empty if there is none.
         """
 
     @abstractmethod
     async def change(self, note: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace a note with the result of ``change``.
+        """Replace a note by the result of ``change``, a function of its content.
 
         It fails if someone else changes the note meanwhile.
         """
@@ -172,7 +173,10 @@ class FileSnapshots(Snapshots):
         self, ownership_list: Iterable[dict[str, Any]], **_: Any
     ) -> Iterable[dict[str, Any]]:
         """For the SDK: this instance gets every partition that it claims."""
-        return [one | {"last_modified_time": 0.0} for one in self._claimable(ownership_list)]
+        claimed: list[dict[str, Any]] = []
+        for ownership in self._claimable(ownership_list):
+            claimed.append(ownership | {"last_modified_time": 0.0})
+        return claimed
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:  # noqa: ARG002 - it is in the body
         """See ``Snapshots``."""
@@ -254,18 +258,18 @@ class Others:
 
     @property
     def found(self) -> dict[str, Snapshot]:
-        """Partition -> snapshot, without the partitions that this instance has taken since."""
+        """The snapshots by partition, without partitions that this instance has taken since."""
         return {
             name: state for name, state in self._states.items() if name not in self._own_partitions
         }
 
     async def look(self) -> None:
-        """Read the snapshots, if ``EVERY`` seconds have passed.
+        """Read the snapshots, unless that was done in the last ``READ_OTHERS_EVERY`` seconds.
 
-        Raises nothing: on failure the known ones stay.
+        A failure is logged, and the previous ones stay.
         """
         async with self._lock:
-            if time.monotonic() - self._looked < EVERY:
+            if time.monotonic() - self._looked < READ_OTHERS_EVERY:
                 return
             try:
                 await self._look()
@@ -277,13 +281,15 @@ class Others:
         listed = await self._snapshots.listed(set(self._own_partitions))
         for name in self._states.keys() - listed.keys():
             del self._states[name]
+            del self._etags[name]
         for name, stored in listed.items():
-            is_known = name in self._states and stored.etag and stored.etag == self._etags[name]
-            if not is_known:
-                await self._read(name, stored.etag)
+            has_etag = bool(stored.etag)
+            if has_etag and stored.etag == self._etags.get(name):
+                continue  # it has not changed
+            await self._read(name, stored.etag)
 
     async def _read(self, name: str, etag: str) -> None:
-        """Read a snapshot; the known one stays if it cannot be read."""
+        """Read a snapshot; if it cannot be read, log it, and the previous one stays."""
         try:
             body = await self._snapshots.read(name)
             state = await asyncio.to_thread(read_snapshot, body)
