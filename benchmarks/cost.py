@@ -62,7 +62,7 @@ class Counted(RunningAgent):
     """Its instructions are counted; it says how many at its end."""
 
     @staticmethod
-    def before(_state: Path) -> Sequence[str]:
+    def prefix(_state: Path) -> Sequence[str]:
         return (
             "valgrind",
             "--tool=cachegrind",

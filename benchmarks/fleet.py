@@ -162,10 +162,10 @@ def worlds(options: argparse.Namespace) -> None:
             total.wrong += account.wrong
             total.events += account.events
             total.planned += account.planned
-            total.known += account.known
+            total.with_outcome += account.with_outcome
         print(
             f"{name}: {count:,} worlds, {total.planned:,} events, {total.events:,} reported,"
-            f" {total.known:,} ends known ({total.known / total.planned:.1%} of all);"
+            f" {total.with_outcome:,} ends known ({total.with_outcome / total.planned:.1%} of all);"
             f" {len(total.wrong)} wrong; {time.process_time() - began:.0f} s of CPU time",
             flush=True,
         )

@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.agent import eventually, free_port, get, notbefore
 from support.azure import FUTURE, ME, STARTED, body, item
 from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
-from support.recorded_disk import Image, RecordedDisk, Step
+from support.recorded_disk import SYNC, Image, RecordedDisk, Step
 
 FLOWS = 20
 LATE = 5.0  # seconds after the moment from which on a delivery was possible
@@ -391,7 +391,7 @@ def file_deleted(place: Place, seconds: float) -> None:
 def hung_disk(place: Place, seconds: float) -> None:
     place.disk.hang(random.choice([WRITES, EVERYTHING]))
     time.sleep(seconds)
-    place.disk.hang(0)
+    place.disk.resume()
 
 
 def frozen_disk(place: Place, seconds: float) -> None:
@@ -490,7 +490,7 @@ def power_cut(rounds: int) -> bool:
         killed = kill_often(setting.command, rounds, (2.0, 6.0), **disk.variables)
         setting.world.stop()
         steps = disk.steps()
-        syncs = sum(step.what == "s" for step in steps)
+        syncs = sum(step.call == SYNC for step in steps)
         print(
             f"power-cut: {len(steps)} writes and syncs ({syncs}), agent and courier killed"
             f" {killed.total()} times"

@@ -29,7 +29,7 @@ class AgentOnDiskOfItsOwn(RunningAgent):
     mount = 'mount -t tmpfs -o size=1m,mode=0700 tmpfs "$0"'
 
     @classmethod
-    def before(cls, state: Path) -> Sequence[str]:
+    def prefix(cls, state: Path) -> Sequence[str]:
         needs("the right to mount")
         return ("unshare", "--mount", "sh", "-c", f'{cls.mount} && exec "$@"', str(state))
 
@@ -181,7 +181,7 @@ def test_hanging_disk_delays_neither_polls_nor_scrapes_nor_messages(
             lambda: agent.metric('notbefore_outbox_deliveries{sink="hook",state="pending"}') == 0
         )
 
-        disk.hang(0)
+        disk.resume()
         agent.wait_until_ready()
         imds.set_document(listed("a", "b", "c", "d"))
 
@@ -194,7 +194,7 @@ def test_hanging_disk_delays_neither_polls_nor_scrapes_nor_messages(
         eventually(lambda: once(hook) == ["a", "b", "c", "d", "e"])
         assert agent.stop() == 0
 
-        disk.hang(0)
+        disk.resume()
 
     with RunningAgent(imds.endpoint, state, config) as agent:  # what was not written is news to it
         eventually(lambda: agent.kinds == ["announced"])
@@ -235,7 +235,7 @@ def test_agent_that_starts_on_a_hanging_disk_keeps_the_outbox(
         )
 
         assert other.returncode == 3, other.stderr
-    disk.hang(0)
+    disk.resume()
 
     with RunningAgent(
         imds.endpoint, state, config

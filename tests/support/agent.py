@@ -1,4 +1,7 @@
-"""``RunningAgent``: the installed command as a process; and helpers that wait, ask and run."""
+"""``RunningAgent`` runs the installed command as a process.
+
+Other helpers wait for conditions, send requests and run commands.
+"""
 
 import atexit
 import http.client
@@ -25,7 +28,7 @@ from notbefore.simulator.server import Simulator
 T = TypeVar("T")
 
 NOWHERE = "http://127.0.0.1:9"  # refuses connections
-PATIENCE = 120.0  # seconds: far more than anything here takes, also on a busy machine
+PATIENCE = 120.0  # seconds: far longer than any step of a test, even on a busy machine
 
 
 def eventually(look: Callable[[], T], patience: float = PATIENCE) -> T:
@@ -36,13 +39,13 @@ def eventually(look: Callable[[], T], patience: float = PATIENCE) -> T:
     started = time.monotonic()
     while not (value := look()):
         waited = time.monotonic() - started
-        assert waited < patience, f"it did not come to pass within {patience} s"
+        assert waited < patience, f"the condition was not met within {patience} s"
         time.sleep(min(0.02 + waited / 20, 0.25))
     return value
 
 
 def becomes(look: Callable[[], object], wanted: object) -> None:
-    """Wait until ``look`` returns ``wanted``; a failure shows what it returns in the end."""
+    """Wait until ``look`` returns ``wanted``; a failure shows the last value."""
     with suppress(AssertionError):
         eventually(lambda: look() == wanted)
         return
@@ -50,32 +53,32 @@ def becomes(look: Callable[[], object], wanted: object) -> None:
 
 
 @cache
-def _own_ports(size: int = 300) -> Iterator[int]:
-    """Return ports that no other process that runs tests takes: a lock reserves them.
+def _reserved_ports(size: int = 300) -> Iterator[int]:
+    """Reserve ports for this process, against other processes that run tests, and cycle them.
 
-    They are below those that the kernel gives to outgoing connections, so that no connection takes
-    a port between its choice and its use.
+    The kernel gives higher ports to outgoing connections, so no connection takes a port between
+    its choice and its use.
     """
     import fcntl  # noqa: PLC0415 - Windows has none, and its tests need no port
 
     for begin in range(15_000, 32_700 - size, size):
-        with suppress(OSError), ExitStack() as opened:
-            file = opened.enter_context(
-                (Path(tempfile.gettempdir()) / f"notbefore-test-ports-{begin}").open("wb")
-            )
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            atexit.register(opened.pop_all().close)  # kept until this process ends
+        path = Path(tempfile.gettempdir()) / f"notbefore-test-ports-{begin}"
+        with suppress(OSError), ExitStack() as stack:
+            lock = stack.enter_context(path.open("wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the lock lasts until this process ends
+            atexit.register(stack.pop_all().close)
             return itertools.cycle(range(begin, begin + size))
-    raise AssertionError
+    raise AssertionError("every range of ports is reserved")
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that no one uses."""
-    for port in _own_ports():
+    """Return a free port of 127.0.0.1."""
+    for port in _reserved_ports():
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise AssertionError
+    raise AssertionError("no port is free")
 
 
 def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
@@ -92,7 +95,7 @@ def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
 def run(
     *command: object, timeout: float = PATIENCE, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; ``environment``: more variables than those of the test."""
+    """Run a command until it exits; ``environment`` adds variables to those of the test."""
     return subprocess.run(
         [str(word) for word in command],
         capture_output=True,
@@ -106,10 +109,9 @@ def run(
 def notbefore(
     *words: object, timeout: float = PATIENCE, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of notbefore to its end, by default without an IMDS."""
-    environment.setdefault(
-        "NOTBEFORE_IMDS__ENDPOINT", os.environ.get("NOTBEFORE_IMDS__ENDPOINT", NOWHERE)
-    )
+    """Run a command of notbefore until it exits, by default without an IMDS."""
+    endpoint = os.environ.get("NOTBEFORE_IMDS__ENDPOINT", NOWHERE)
+    environment.setdefault("NOTBEFORE_IMDS__ENDPOINT", endpoint)
     return run(sys.executable, "-m", "notbefore", *words, timeout=timeout, **environment)
 
 
@@ -121,15 +123,15 @@ def write_config(state: Path, values: dict[str, Any]) -> str:
 
 
 def courier_of(pid: int) -> int:
-    """Wait for a courier of a process, and return the id of the newest one."""
+    """Wait until a process has a courier, and return the id of the newest one."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
 
     def couriers() -> list[int]:
         ids: list[int] = []
         for child in children.read_text(encoding="ascii").split():
-            with suppress(OSError):  # it has ended in the meantime
-                # a zombie has no command line
-                if b"notbefore.courier" in Path(f"/proc/{child}/cmdline").read_bytes():
+            with suppress(OSError):  # the child may have ended in the meantime
+                command_line = Path(f"/proc/{child}/cmdline").read_bytes()  # empty for a zombie
+                if b"notbefore.courier" in command_line:
                     ids.append(int(child))
         return ids
 
@@ -137,28 +139,36 @@ def courier_of(pid: int) -> int:
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a process has ended; a zombie has."""
+    """Return whether a process has ended, also if its parent has not yet waited for it."""
     try:
         os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2] == "Z"
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except (ProcessLookupError, FileNotFoundError):
         return True
+    state = stat.split()[2]
+    return state == "Z"  # a zombie
 
 
 def wait_for_polls(imds: Simulator, times: int) -> None:
-    """Wait for so many more polls: then the agent has processed the answers before the last."""
-    asked = imds.requests
-    eventually(lambda: imds.requests > asked + times)
+    """Wait until the agent has processed the answers to so many more polls.
+
+    The agent sends a request only after it has processed the previous answer.
+    """
+    before = imds.requests
+    eventually(lambda: imds.requests > before + times)
 
 
 class RunningAgent:
-    """Runs ``notbefore run`` against an endpoint, and collects its records and its log."""
+    """Runs ``notbefore run`` against an endpoint, and collects its records and its log.
+
+    A word of the command that is a dictionary becomes a configuration file.
+    """
 
     python = sys.executable
-    _waited_for = True
+    _waits_until_ready = True
 
     @staticmethod
-    def before(_state: Path) -> Sequence[str]:
+    def prefix(_state: Path) -> Sequence[str]:
         """Return words before the command, such as a program that prepares its environment."""
         return ()
 
@@ -170,17 +180,13 @@ class RunningAgent:
         interval: str = "200ms",
         reading: bool = True,
     ) -> None:
-        typed = [word if isinstance(word, str) else write_config(state, word) for word in words]
-        command = [
-            *self.before(state),
-            self.python,
-            "-m",
-            "notbefore",
-            "run",
-            *typed,
-            "--imds",
-            imds,
-        ]
+        command = [*self.prefix(state), self.python, "-m", "notbefore", "run"]
+        for word in words:
+            if isinstance(word, str):
+                command.append(word)
+            else:
+                command.append(write_config(state, word))
+        command += ["--imds", imds]
         self._start(command, state, NOTBEFORE_IMDS__INTERVAL=interval)
         if reading:
             self.read()
@@ -196,15 +202,13 @@ class RunningAgent:
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "", **environment},
         )
-        self._readers = [
-            threading.Thread(target=self._read_records),
-            threading.Thread(target=self._read_log),
-        ]
-        self._readers[1].start()
+        self._record_reader = threading.Thread(target=self._read_records)
+        self._log_reader = threading.Thread(target=self._read_log)
+        self._log_reader.start()
 
     def read(self) -> None:
         """Begin to read the records, if that was postponed."""
-        self._readers[0].start()
+        self._record_reader.start()
 
     def _read_records(self) -> None:
         assert self.process.stdout is not None
@@ -217,9 +221,9 @@ class RunningAgent:
             self.log += line.decode()
 
     def __enter__(self) -> Self:
-        """Wait until it is ready, unless ``without_waiting`` was called."""
+        """Wait until the agent is ready, unless ``without_waiting`` was called."""
         try:
-            if self._waited_for:
+            if self._waits_until_ready:
                 self.wait_until_ready()
             return self
         except BaseException:
@@ -227,8 +231,8 @@ class RunningAgent:
             raise
 
     def without_waiting(self) -> Self:
-        """Let ``with`` not wait until it is ready."""
-        self._waited_for = False
+        """Let ``with`` begin before the agent is ready."""
+        self._waits_until_ready = False
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -237,27 +241,27 @@ class RunningAgent:
         self.stop()
 
     def wait_until_ready(self) -> Self:
-        """Wait until it is ready."""
+        """Wait until the agent is ready."""
         eventually(lambda: self.process.poll() is not None or self.answers("/readyz"))
         assert self.process.poll() is None, self.log
         return self
 
     def wait_until_listening(self) -> None:
-        """Wait until it listens to commands, which may be after the first answer of IMDS."""
+        """Wait until the agent listens to commands, perhaps after the first answer of IMDS."""
         eventually((self.state / "control.sock").is_socket)
 
     def answers(self, path: str) -> bool:
-        """Return whether it answers this path with 200."""
+        """Return whether the agent answers this path with 200."""
         with suppress(OSError, http.client.HTTPException):
             return get(self.port, path)[0] == 200
         return False
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal, wait for the end, and return the exit code."""
+        """Send a signal, wait until the process has ended, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(PATIENCE)
-        for reader in self._readers:
+        for reader in (self._record_reader, self._log_reader):
             if reader.is_alive():
                 reader.join(PATIENCE)
         for pipe in (self.process.stdout, self.process.stderr):
@@ -270,7 +274,7 @@ class RunningAgent:
         return json.loads(get(self.port, path)[1])
 
     def metric(self, name: str) -> float | None:
-        """Return the value of the sample with exactly this name and these labels, or ``None``."""
+        """Return the value of a sample, or ``None``; ``name`` includes the labels as served."""
         for sample, value in self._samples():
             if sample == name:
                 return value
@@ -295,16 +299,16 @@ class RunningAgent:
         return sum(value for sample, value in self._samples() if sample.partition("{")[0] == name)
 
     def courier(self) -> int:
-        """Wait for a courier, and return the id of its process."""
+        """Wait until the agent has a courier, and return the id of its process."""
         return courier_of(self.process.pid)
 
     @property
     def kinds(self) -> list[str]:
-        """The changes that were reported."""
+        """The kinds of the changes that the agent has reported."""
         return [record["azure.scheduled_event.change"] for record in self.records]
 
     def wait_for_changes(self, *kinds: str) -> list[dict[str, Any]]:
-        """Wait until exactly these changes were reported, and return their records."""
+        """Wait until the agent has reported exactly these changes, and return the records."""
         eventually(lambda: len(self.records) >= len(kinds))
         assert self.kinds == list(kinds)
         return self.records

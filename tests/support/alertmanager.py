@@ -1,4 +1,4 @@
-"""A cluster of two Alertmanagers of Debian that gossip."""
+"""A cluster of two real Alertmanagers, from Debian's package."""
 
 import http.client
 import json
@@ -16,12 +16,12 @@ from support.needs import needs
 
 @contextmanager
 def cluster_of_two(directory: Path, configuration: dict[str, Any]) -> Iterator[list[int]]:
-    """The ports of the two, once they know each other."""
+    """Start two Alertmanagers, wait until each has the other as peer, and yield their ports."""
     needs("prometheus-alertmanager")
     config = directory / "alertmanager.yml"
     config.write_text(yaml.safe_dump(configuration), encoding="utf-8")
     ports = [free_port(), free_port()]
-    gossip = [free_port(), free_port()]
+    gossip_ports = [free_port(), free_port()]
     with ExitStack() as stack:
         for number in (0, 1):
             log = stack.enter_context((directory / f"am-{number}.log").open("wb"))
@@ -30,8 +30,8 @@ def cluster_of_two(directory: Path, configuration: dict[str, Any]) -> Iterator[l
                 f"--config.file={config}",
                 f"--storage.path={directory / f'am-{number}'}",
                 f"--web.listen-address=127.0.0.1:{ports[number]}",
-                f"--cluster.listen-address=127.0.0.1:{gossip[number]}",
-                f"--cluster.peer=127.0.0.1:{gossip[1 - number]}",
+                f"--cluster.listen-address=127.0.0.1:{gossip_ports[number]}",
+                f"--cluster.peer=127.0.0.1:{gossip_ports[1 - number]}",
                 "--cluster.pushpull-interval=1s",
                 "--cluster.gossip-interval=100ms",
                 "--cluster.settle-timeout=5s",
@@ -46,12 +46,16 @@ def cluster_of_two(directory: Path, configuration: dict[str, Any]) -> Iterator[l
 
 
 def alerts(port: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(get(port, "/api/v2/alerts")[1])
-    return found
+    """Return the alerts of an Alertmanager."""
+    _, body = get(port, "/api/v2/alerts")
+    rows: list[dict[str, Any]] = json.loads(body)
+    return rows
 
 
 def _state(port: int) -> tuple[str, int]:
+    """Return the state of the cluster and the number of its members, as one of them sees it."""
     with suppress(OSError, http.client.HTTPException, ValueError):
-        state = json.loads(get(port, "/api/v2/status")[1])["cluster"]
-        return state["status"], len(state["peers"])
+        _, body = get(port, "/api/v2/status")
+        cluster = json.loads(body)["cluster"]
+        return cluster["status"], len(cluster["peers"])
     return "", 0

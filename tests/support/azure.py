@@ -1,5 +1,6 @@
-"""Events, documents and moments for tests: everything has a sensible default, so that a test names
-what it is about.
+"""Events, documents and moments for tests.
+
+Everything has a default, so that a test names only the values that it is about.
 """
 
 from collections.abc import Sequence
@@ -21,16 +22,17 @@ PEER = "WestNO_1"
 ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"  # a NotBefore that does not pass while a test runs
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
-LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})  # this VM is affected, and then no longer
+# the resources of an event that affects ``ME`` in its first document, and no longer in its second
+LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})
 
 
 def at(seconds: float) -> datetime:
-    """So many seconds after the tests' beginning."""
+    """Return the time so many seconds after ``T0``."""
     return T0 + timedelta(seconds=seconds)
 
 
 def item(event_id: str = ID, **fields: Any) -> dict[str, Any]:
-    """An event as Azure writes it."""
+    """Return an event as Azure writes it."""
     return {
         "EventId": event_id,
         "EventStatus": "Scheduled",
@@ -49,38 +51,40 @@ def item(event_id: str = ID, **fields: Any) -> dict[str, Any]:
 
 
 def body(*items: Any, incarnation: int = 1) -> bytes:
-    """A document as bytes."""
+    """Return a document as bytes."""
     return msgspec.json.encode({"DocumentIncarnation": incarnation, "Events": list(items)})
 
 
 def listed(*event_ids: str) -> bytes:
-    """A document that lists events under these ids, which do not start while a test runs."""
-    return body(*[item(one, NotBefore=FUTURE) for one in event_ids], incarnation=len(event_ids))
+    """Return a document of events with these ids, which do not start while a test runs."""
+    items = [item(event_id, NotBefore=FUTURE) for event_id in event_ids]
+    return body(*items, incarnation=len(event_ids))
 
 
 def document(*items: Any, incarnation: int = 1) -> Document:
-    """A document, read."""
+    """Return a parsed document."""
     return parse(body(*items, incarnation=incarnation))
 
 
 def event(**fields: Any) -> Event:
-    """One event, read."""
+    """Return a parsed event."""
     return document(item(**fields)).events[0]
 
 
 def instant(seconds: float = 0.0, boot: str = "boot") -> Instant:
-    """A moment at which all clocks agree."""
+    """Return a moment at which all clocks agree."""
     return Instant(at(seconds), boot, seconds, at(seconds))
 
 
 def observation(seconds: float = 0.0, **fields: Any) -> Observation:
-    """A well-watched moment of the VM ``ME``."""
+    """Return an observation by ``ME`` one second after the previous one."""
     return Observation(**{"at": instant(seconds), "vm": ME, "silence": 1.0, **fields})
 
 
 class Story:
-    """A sequence of documents as one agent sees them: what it tracks, its changes, and what it
-    counts of them.
+    """A sequence of documents as one agent sees them.
+
+    It keeps the tracked events, the changes and the totals.
     """
 
     def __init__(self) -> None:
@@ -90,13 +94,10 @@ class Story:
         self.changes: list[Change] = []
 
     def sees(self, seconds: float, *items: Any, by: Any = 1, **fields: Any) -> Self:
-        """A document whose DocumentIncarnation is higher ``by`` so much than the last one's."""
+        """Let the agent see a document; ``by``: how much its DocumentIncarnation increases."""
         self.incarnation += by
-        step = diff(
-            self.tracked,
-            document(*items, incarnation=self.incarnation),
-            observation(seconds, **fields),
-        )
+        seen = document(*items, incarnation=self.incarnation)
+        step = diff(self.tracked, seen, observation(seconds, **fields))
         self.tracked = step.tracked
         self.changes += step.changes
         for change in step.changes:
@@ -115,11 +116,14 @@ class Story:
 def last_change(
     *looks: dict[str, Any] | None, vm: str = ME, seconds: Sequence[float] = range(1, 9)
 ) -> Change:
-    """The last change of an event that is listed with these fields, one look after the other.
+    """Return the last change of an event that successive documents list with these fields.
 
-    ``None``: not listed.
+    ``None``: the document does not list the event.
     """
     story = Story().sees(0, vm=vm)
     for second, fields in zip(seconds, looks, strict=False):
-        story.sees(second, *([] if fields is None else [item(**fields)]), by=0, vm=vm)
+        items: list[dict[str, Any]] = []
+        if fields is not None:
+            items.append(item(**fields))
+        story.sees(second, *items, by=0, vm=vm)
     return story.last

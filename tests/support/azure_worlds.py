@@ -1,31 +1,33 @@
-"""Random worlds in which Azure also reports events, and an account of what may be notified.
+"""Random worlds in which Azure also reports events, and an account of the notifications.
 
-The messages are bytes of its own making. The account is kept from the plan and from the times at
-which messages arrive, and shares no code with the fold.
+This module builds the messages itself, as bytes. ``account_of`` judges the notifications by the
+plan of the events and by the arrival times of the messages. It shares no code with the fold.
 """
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
+from notbefore.core.change import Change
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Notification
 from support.azure import T0
 from support.fleet_log import EACH, snapshot_of
-from support.random_fleets import DELETING, TYPES, Group, record_of
+from support.random_fleets import DELETING, TYPES, Group, record_of, without_silent_vms
 
+# who reports the events; ``late``: both, and Azure's messages are up to ten hours late
 Sources = Literal["both", "azure", "late", "agents"]
-"""``late``: both, and Azure's messages are up to ten hours late."""
 
 GROUP_WAIT: Final = 10.0  # seconds, as in ``EACH``
-LIMIT: Final = 3_600.0  # seconds after which an event is over as far as is known
-TICK: Final = 30.0  # seconds between two looks at the clock, while nothing arrives
+LIMIT: Final = 3_600.0  # seconds without news after which the fold ends an event
+TICK: Final = 30.0  # seconds between two calls of ``advance`` while nothing arrives
 LATEST: Final = 36_000.0  # seconds by which a message of Azure is late at most
-BEAT_EVERY: Final = 120.0
+BEAT_EVERY: Final = 120.0  # seconds between two heartbeats of a VM
+NEVER: Final = 1e9  # seconds: a time after the end of every world
 END: Final = 6_000.0  # seconds in which VMs send heartbeats
 SLACK: Final = 1.0  # seconds by which a notification may come later than it is due
 ENDS: Final = ("canceled", "finished", "ended")
@@ -35,19 +37,19 @@ EMITTED: Final = "Microsoft.ResourceNotifications.MaintenanceResources.Scheduled
 
 @dataclass
 class Truth:
-    """What happens to one event; times in seconds."""
+    """The real course of one event; times in seconds."""
 
     id: str
     group: Group
     type: str
     vms: list[str]
-    watchers: list[str]  # VMs with an agent that see it
-    announced: float | None  # ``None``: it starts without notice
+    watchers: list[str]  # VMs whose agents see the event
+    announced: float | None  # ``None``: the event starts without notice
     dates: list[tuple[float, float]]  # when a NotBefore is set, and that NotBefore
-    started: float | None  # ``None``: it is canceled
+    started: float | None  # ``None``: Azure cancels the event
     end: float
-    azure_ends_at: float | None = None  # when Azure's word about the end arrives
-    arrivals: list[float] = field(default_factory=list)  # of anything about it
+    azure_ends_at: float | None = None  # when Azure's first message about the end arrives
+    arrivals: list[float] = field(default_factory=list)  # of all messages about the event
 
     @property
     def outcome(self) -> str:
@@ -74,19 +76,19 @@ class World:
 
 @dataclass
 class Account:
-    """What was wrong in words, and how many ends are known."""
+    """The faults of the notifications in words, and counts of events."""
 
     wrong: list[str] = field(default_factory=list)
-    planned: int = 0  # events
-    events: int = 0  # those of them of which anything arrived
-    known: int = 0  # those whose outcome was notified
+    planned: int = 0  # all events
+    events: int = 0  # events about which a message arrived
+    with_outcome: int = 0  # events whose outcome was notified
 
 
 def account_of(seed: int, sources: Sources) -> Account:
     """Play a random world, and return its account."""
     world = world_of(random.Random(seed), sources)  # noqa: S311 - not for cryptography
     notifications, fold = notified(world)
-    return checked(world, notifications, fold)
+    return judged(world, notifications, fold)
 
 
 def world_of(dice: random.Random, sources: Sources) -> World:
@@ -139,7 +141,7 @@ def _event(name: str, dice: random.Random, groups: list[Group], sources: Sources
 
 
 def _of_azure(event: Truth, dice: random.Random, sources: Sources) -> Iterator[tuple[float, bytes]]:
-    """What Event Grid delivers: some messages are lost, repeated, reordered or late."""
+    """Yield the deliveries of Event Grid: it loses, repeats, reorders or delays some messages."""
     steps: list[tuple[float, str]] = [(since, "Scheduled") for since, _ in event.dates]
     if event.started is not None:
         steps.append((event.started, "Started"))
@@ -152,7 +154,8 @@ def _of_azure(event: Truth, dice: random.Random, sources: Sources) -> Iterator[t
             continue
         sent = when + dice.uniform(0, 2)
         message = _message(event, status, sent, dice)
-        for _ in range(1 + (dice.random() < 0.1)):
+        copies = 2 if dice.random() < 0.1 else 1
+        for _ in range(copies):
             delay = dice.uniform(0.5, 20)
             if dice.random() < 0.1:
                 delay = dice.uniform(20, 600)
@@ -166,7 +169,7 @@ def _of_azure(event: Truth, dice: random.Random, sources: Sources) -> Iterator[t
 
 
 def _message(event: Truth, status: str, when: float, dice: random.Random) -> bytes:
-    """One message in either schema, alone or in an array, in any case."""
+    """Return a message in either schema, alone or in an array, with ids in any case."""
     subscription, resource_group = event.group
     kind = "virtualMachineScaleSets"
     name = "web"
@@ -178,6 +181,10 @@ def _message(event: Truth, status: str, when: float, dice: random.Random) -> byt
     if dice.random() < 0.3:
         resource = resource.lower()
 
+    event_id = event.id
+    if dice.random() < 0.5:
+        event_id = event.id.lower()
+
     not_before = ""
     date = event.not_before(when)
     if status == "Scheduled" and date is not None:
@@ -187,7 +194,7 @@ def _message(event: Truth, status: str, when: float, dice: random.Random) -> byt
             "id": resource,
             "location": "westeurope",
             "properties": {
-                "EventId": event.id.lower() if dice.random() < 0.5 else event.id,
+                "EventId": event_id,
                 "EventType": event.type,
                 "EventStatus": status,
                 "EventSource": "Platform",
@@ -204,85 +211,113 @@ def _message(event: Truth, status: str, when: float, dice: random.Random) -> byt
         envelope |= {"eventType": EMITTED, "eventTime": _time(when)}
     else:
         envelope |= {"specversion": "1.0", "type": EMITTED, "time": _time(when)}
-    return json.dumps([envelope] if dice.random() < 0.5 else envelope).encode()
+    if dice.random() < 0.5:
+        return json.dumps([envelope]).encode()
+    return json.dumps(envelope).encode()
 
 
 # ---- agents
 
 
 def _of_agents(events: list[Truth], dice: random.Random) -> Iterator[tuple[float, bytes]]:
-    """What agents send: some hang, are cut off from the hub, or are shown an event for too long."""
+    """Yield records and heartbeats with the times of their arrival.
+
+    Some agents hang. Some cannot reach the hub for a while, and send their records later. To some,
+    IMDS lists an event for too long.
+    """
     for event in events:
-        cut_of_all = _outage(event, dice)
-        hung_of_all = _outage(event, dice)
+        offline_of_all = _outage(event, dice)
+        hang_of_all = _outage(event, dice)
         for watcher in event.watchers:
-            cut = cut_of_all or _outage(event, dice) or (0.0, 0.0)
-            hung = hung_of_all or _outage(event, dice) or (0.0, 0.0)
-            if hung[1] and dice.random() < 0.5:
-                hung = (hung[0], 1e9)  # it never works again
+            offline = offline_of_all or _outage(event, dice) or NO_OUTAGE
+            hang = hang_of_all or _outage(event, dice) or NO_OUTAGE
+            if hang != NO_OUTAGE and dice.random() < 0.5:
+                hang = Outage(hang.begin, NEVER)
             stale = 0.0
             if dice.random() < 0.1:
                 stale = dice.uniform(30, 900)
 
-            for when, body in _of_agent(event, watcher, hung, stale, dice):
+            for when, body in _of_agent(event, watcher, hang, stale, dice):
                 arrival = when
-                if cut[0] <= when < cut[1]:
-                    arrival = cut[1] + dice.uniform(0, 1)
+                if offline.includes(when):
+                    arrival = offline.end + dice.uniform(0, 1)
                 event.arrivals.append(arrival)
                 yield arrival, body
-            gone_at = event.started if event.type in DELETING and watcher in event.vms else None
-            for when in _beats(gone_at):
-                if not (cut[0] <= when < cut[1] or hung[0] <= when < hung[1]):
+
+            for when in _times_of_heartbeats(event, watcher):
+                if not (offline.includes(when) or hang.includes(when)):
                     yield when, _heartbeat(event, watcher, when, event.end + stale)
 
 
-def _outage(event: Truth, dice: random.Random) -> tuple[float, float] | None:
-    """Return when an outage begins and ends, which most agents do not have."""
+class Outage(NamedTuple):
+    """A time in which an agent hangs or cannot reach the hub."""
+
+    begin: float
+    end: float
+
+    def includes(self, when: float) -> bool:
+        return self.begin <= when < self.end
+
+
+NO_OUTAGE: Final = Outage(0.0, 0.0)
+
+
+def _outage(event: Truth, dice: random.Random) -> Outage | None:
+    """Return an outage, or ``None`` as for most agents."""
     if dice.random() < 0.85:
         return None
     begin = dice.uniform(0, event.end)
-    return begin, begin + dice.uniform(60, 3_000)
+    return Outage(begin, begin + dice.uniform(60, 3_000))
 
 
 def _of_agent(
-    event: Truth, watcher: str, hung: tuple[float, float], stale: float, dice: random.Random
+    event: Truth, watcher: str, hang: Outage, stale: float, dice: random.Random
 ) -> Iterator[tuple[float, bytes]]:
-    """The records of one agent, with the times at which it sends them."""
+    """Yield the records of one agent, with the times at which it sends them.
+
+    ``stale``: seconds for which IMDS lists the event after its end.
+    """
     steps: list[tuple[float, str]] = []
     if event.announced is not None:
         steps.append((event.announced, "announced"))
     steps += [(since, "updated") for since, _ in event.dates[1:]]
     if event.started is not None:
         steps.append((event.started, "started"))
-    end = event.end + stale
-    deletes = event.type in DELETING and watcher in event.vms and event.started is not None
-
-    seen: list[str] = []
+    reported: list[str] = []
     for when, kind in steps:
-        if not hung[0] <= when < hung[1]:
-            seen.append(kind)
+        if not hang.includes(when):
+            reported.append(kind)
             time = when + dice.uniform(0.1, 1)
             yield time, _record(event, watcher, kind, time)
-    if deletes:
+
+    if _deletion_of(event, watcher) is not None or not reported:
         return
-    if not hung[0] <= end < hung[1]:
+    end = event.end + stale
+    if not hang.includes(end):
         time = end + dice.uniform(0.1, 1)
-        was_watched = not (hung[0] < end and hung[1] < end < hung[1] + 1)
-        kind = _end_of(event, seen, was_watched=was_watched)
-        if seen:
-            yield time, _record(event, watcher, kind, time)
-    elif seen and hung[1] < 1e8:  # it works again after the end
-        kind = "finished" if "started" in seen else "ended"
-        time = hung[1] + dice.uniform(0.1, 1)
+        yield time, _record(event, watcher, _end_of(event, reported, hang, end), time)
+    elif hang.end < NEVER:
+        kind = "finished" if "started" in reported else "ended"
+        time = hang.end + dice.uniform(0.1, 1)
         yield time, _record(event, watcher, kind, time)
 
 
-def _end_of(event: Truth, seen: list[str], *, was_watched: bool) -> str:
-    """How an agent that works at the end sees it."""
-    if "started" in seen:
+def _deletion_of(event: Truth, vm: str) -> float | None:
+    """Return when the event deletes a VM; ``None`` if it does not."""
+    if event.type in DELETING and vm in event.vms:
+        return event.started
+    return None
+
+
+def _end_of(event: Truth, reported: list[str], hang: Outage, end: float) -> str:
+    """Return the kind of end that an agent reports which works at the end."""
+    if "started" in reported:
         return "finished"
-    if event.started is not None or not was_watched:
-        return "ended"  # it was not watched while the event started
+    if event.started is not None:
+        return "ended"  # the agent hung while the event started
+    hung_just_before = hang.end < end < hang.end + 1
+    if hung_just_before:
+        return "ended"  # the agent cannot know whether the event started while it hung
     return "canceled"
 
 
@@ -304,9 +339,11 @@ def _record(event: Truth, watcher: str, kind: str, when: float) -> bytes:
     return record_of(watcher, kind, event.group, **fields)
 
 
-def _beats(gone_at: float | None) -> Iterator[float]:
+def _times_of_heartbeats(event: Truth, vm: str) -> Iterator[float]:
+    """Yield the times of a VM's heartbeats, until the event deletes it or the world ends."""
+    end = _deletion_of(event, vm) or END
     when = 0.0
-    while when < (gone_at or END):
+    while when < end:
         yield when
         when += BEAT_EVERY
 
@@ -336,7 +373,7 @@ def _time(seconds: float) -> str:
 
 
 def notified(world: World) -> tuple[list[Notification], Partition]:
-    """Return the notifications of Azure's events that the fold makes, and the fold."""
+    """Return the notifications of Azure's events by the fold, and the fold."""
     fold = Partition("0", EACH)
     notifications: list[Notification] = []
     takeovers = list(world.takeovers)
@@ -357,37 +394,50 @@ def notified(world: World) -> tuple[list[Notification], Partition]:
     while now < end:
         now += TICK
         notifications += fold.advance(T0.timestamp() + now)
-    return [made for made in notifications if made.change.event.event_type in TYPES], fold
+    return without_silent_vms(notifications), fold
 
 
-def checked(world: World, notifications: list[Notification], fold: Partition) -> Account:
-    """Return what is false, premature, twice, late, untold or stuck."""
-    account = Account()
-    account.wrong += [f"failed: {fold.figures.errors}"] if fold.figures.errors else []
-    account.wrong += [f"poison: {fold.figures.poison}"] if fold.figures.poison else []
+def judged(world: World, notifications: list[Notification], fold: Partition) -> Account:
+    """Return the account: false, premature, repeated, late or missing notifications."""
+    account = Account(planned=len(world.events))
+    if fold.figures.errors:
+        account.wrong.append(f"failed: {fold.figures.errors}")
+    if fold.figures.poison:
+        account.wrong.append(f"poison: {fold.figures.poison}")
     account.wrong += [f"stuck: {key}" for key in fold.events.open]
-    account.planned = len(world.events)
     for event in world.events:
-        changes = [
-            (made.change.kind, (made.change.time - T0).total_seconds(), made)
-            for made in notifications
-            if made.change.event.event_id.casefold() == event.id.casefold()
-            and made.place.resource_group.casefold() == event.group[1]
-        ]
         if not event.arrivals:
             continue
         account.events += 1
-        account.wrong += [f"{what}: {event}" for what in _wrong_of(event, changes)]
-        if changes and changes[-1][2].change.outcome in ("finished", "canceled"):
-            is_guess = changes[-1][2].change.reason == "as_far_as_known"
-            account.known += not is_guess
+        changes = _changes_of(event, notifications)
+        account.wrong += [f"{fault}: {event}" for fault in _faults(event, changes)]
+        if changes and _has_outcome(changes[-1]):
+            account.with_outcome += 1
     return account
 
 
-def _wrong_of(event: Truth, changes: Sequence[tuple[str, float, Notification]]) -> Iterator[str]:
-    kinds = [kind for kind, _, _ in changes]
+def _has_outcome(end: Change) -> bool:
+    is_guess = end.reason == "as_far_as_known"
+    return end.outcome in ("finished", "canceled") and not is_guess
+
+
+def _changes_of(event: Truth, notifications: list[Notification]) -> list[Change]:
+    """Return the changes that were notified of an event, in order."""
+    changes: list[Change] = []
+    for notification in notifications:
+        change = notification.change
+        resource_group = notification.place.resource_group.casefold()
+        has_same_id = change.event.event_id.casefold() == event.id.casefold()
+        if has_same_id and resource_group == event.group[1]:
+            changes.append(change)
+    return changes
+
+
+def _faults(event: Truth, changes: list[Change]) -> Iterator[str]:
+    """Yield the faults of an event's notifications."""
+    kinds: list[str] = [change.kind for change in changes]
     if not kinds:
-        yield "untold"
+        yield "not notified"
         return
     if kinds[-1] not in ENDS:
         yield f"stuck after {kinds}"
@@ -395,30 +445,38 @@ def _wrong_of(event: Truth, changes: Sequence[tuple[str, float, Notification]]) 
     for kind in ("announced", "started", "canceled", "finished", "ended"):
         if kinds.count(kind) > 1:
             yield f"twice {kind}: {kinds}"
-    if sum(kind in ENDS for kind in kinds) > 1 and kinds[-2:-1] != ["ended"]:
+    ends = [kind for kind in kinds if kind in ENDS]
+    if len(ends) > 1 and kinds[-2] != "ended":
         yield f"ends again: {kinds}"
 
     if kinds.count("updated") > max(0, len(event.dates) - 1):
         yield f"needless update: {kinds}"
 
-    for kind, when, made in changes:
-        yield from _false(event, kind, when, made)
+    for change in changes:
+        yield from _false(event, change)
     yield from _late(event, changes)
 
 
-def _false(event: Truth, kind: str, when: float, made: Notification) -> Iterator[str]:
-    """What a notification says that is not so."""
-    outcome = made.change.outcome
+def _seconds(change: Change) -> float:
+    """Return the time of a change as seconds of the world."""
+    return (change.time - T0).total_seconds()
+
+
+def _false(event: Truth, change: Change) -> Iterator[str]:
+    """Yield the false claims of a notification."""
+    kind = change.kind
+    outcome = change.outcome
+    when = _seconds(change)
     if kind in ENDS and when < event.end:
         yield f"premature {kind} at {when}"
     if outcome in ("canceled", "finished") and outcome != event.outcome:
         yield f"false {kind} at {when}"
     if kind == "started" and (event.started is None or when < event.started):
         yield f"false started at {when}"
-    if set(made.change.event.resources) != set(event.vms):
-        yield f"false VMs: {made.change.event.resources}"
+    if set(change.event.resources) != set(event.vms):
+        yield f"false VMs: {change.event.resources}"
     is_open = kind not in ENDS
-    # one that was canceled may still start until then, as far as is known
+    # the fold may expect the start until then, also of an event that was canceled
     last_date = max((date for _, date in event.dates), default=0.0)
     if is_open and when > max(event.end, last_date) + LIMIT:
         yield f"false: {kind} at {when}, long after the end"
@@ -426,13 +484,13 @@ def _false(event: Truth, kind: str, when: float, made: Notification) -> Iterator
         yield f"false: {kind} at {when}, after Azure's end at {event.azure_ends_at}"
 
 
-def _late(event: Truth, changes: Sequence[tuple[str, float, Notification]]) -> Iterator[str]:
-    """Whether Azure's word about the end was not notified in time."""
+def _late(event: Truth, changes: list[Change]) -> Iterator[str]:
+    """Yield a fault if the end was not notified in time after Azure's message about it."""
     if event.azure_ends_at is None:
         return
     due = event.azure_ends_at + GROUP_WAIT + SLACK
-    ends = [when for kind, when, _ in changes if kind == event.outcome]
+    ends = [_seconds(change) for change in changes if change.kind == event.outcome]
     if not ends:
         yield "Azure's end was not notified"
     elif ends[0] > due:
-        yield f"late end at {ends[0]}, Azure's word came at {event.azure_ends_at}"
+        yield f"late end at {ends[0]}, Azure's message came at {event.azure_ends_at}"

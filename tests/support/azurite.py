@@ -1,13 +1,15 @@
-"""Azurite, Microsoft's own server of Blob Storage, as a process: started, killed, started again
-with what it had.
+"""``Azurite`` runs Azurite, Microsoft's emulator of Blob Storage, as a process.
+
+A test can stop it and start it again with the same blobs.
 """
 
 import asyncio
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from azure.storage.blob.aio import ContainerClient
 
@@ -15,7 +17,7 @@ from notbefore.fleet.snapshot import Snapshot, read_snapshot
 from support.agent import PATIENCE, eventually, free_port, get
 from support.needs import needs
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -51,56 +53,55 @@ class Azurite:
 
     def start(self) -> Self:
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-
-        def answers() -> bool:
-            try:
-                return get(self.port, f"/{ACCOUNT}")[0] > 0
-            except OSError:
-                return False
-
-        eventually(answers)
+        eventually(self._answers)
         return self
 
+    def _answers(self) -> bool:
+        with suppress(OSError):
+            get(self.port, f"/{ACCOUNT}")
+            return True
+        return False
+
     def stop(self) -> None:
-        """In order: Azurite saves what it has acknowledged each 5 s only, and Blob Storage loses
-        none of that.
+        """End the process in order.
+
+        Azurite saves acknowledged writes every 5 s only, and a kill would lose some. Blob Storage
+        loses none.
         """
         if self._process is not None:
             self._process.terminate()
             self._process.wait(PATIENCE)
         self._process = None
 
-    def hang(self, number: signal.Signals) -> None:
-        """Sends a signal: ``SIGSTOP`` stops the answers, ``SIGCONT`` resumes them."""
+    def hang(self) -> None:
+        """Stop answering, without closing connections."""
         assert self._process
-        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGSTOP)
 
-    def _ask(self, do: Callable[[Any], Awaitable[Found]]) -> Found:
-        async def ask() -> Found:
-            async with ContainerClient.from_connection_string(
-                self.connection_string, CONTAINER
-            ) as container:
-                return await do(container)
+    def resume(self) -> None:
+        """Answer again."""
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
 
-        return asyncio.run(ask())
+    def _run(self, operation: Callable[[ContainerClient], Awaitable[Result]]) -> Result:
+        """Run an operation on the container."""
+
+        async def run() -> Result:
+            client = ContainerClient.from_connection_string(self.connection_string, CONTAINER)
+            async with client:
+                return await operation(client)
+
+        return asyncio.run(run())
 
     def make_container(self) -> None:
-        self._ask(lambda container: container.create_container())
+        self._run(_create)
 
     def delete_container(self) -> None:
-        self._ask(lambda container: container.delete_container())
+        self._run(_delete)
 
     def snapshots(self) -> list[Snapshot]:
-        """What the instances have written down, of each partition."""
-
-        async def read(container: Any) -> list[Snapshot]:
-            names = [
-                blob.name async for blob in container.list_blobs() if "/checkpoint/" in blob.name
-            ]
-            blobs = [await container.get_blob_client(name).download_blob() for name in names]
-            return [read_snapshot(await blob.readall()) for blob in blobs]
-
-        return self._ask(read)
+        """Return the snapshots that the instances have written, one for each partition."""
+        return self._run(_read_snapshots)
 
     def __enter__(self) -> Self:
         self.start().make_container()
@@ -108,3 +109,21 @@ class Azurite:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+async def _create(container: ContainerClient) -> None:
+    await container.create_container()
+
+
+async def _delete(container: ContainerClient) -> None:
+    await container.delete_container()
+
+
+async def _read_snapshots(container: ContainerClient) -> list[Snapshot]:
+    snapshots: list[Snapshot] = []
+    async for blob in container.list_blobs():
+        if "/checkpoint/" not in blob.name:
+            continue
+        download = await container.get_blob_client(blob.name).download_blob()
+        snapshots.append(read_snapshot(await download.readall()))
+    return snapshots

@@ -1,4 +1,7 @@
-"""``Box``: an outbox that a test uses as its owner and as a courier; each call has the time."""
+"""``Box`` wraps an outbox: a test acts as its owner and as its courier.
+
+The test passes the time with each call.
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -35,23 +38,21 @@ def delivery(event_key: str = "e", sink: str = "chat", **fields: Any) -> Deliver
 
 
 def change(kind: ChangeKind, event_key: str = "e", **fields: Any) -> Change:
-    """Return a change of an event with what an outbox reads of it."""
-    facts: dict[str, Any] = {
-        "event": event(EventId=event_key),
-        "scope": "self",
-        "time": T0,
-        **fields,
-    }
+    """Return a change of an event with the fields that an outbox reads."""
     return Change(
-        id="c", kind=kind, reason="content_changed", incarnation=1, first_seen=T0, **facts
+        id="c",
+        kind=kind,
+        reason="content_changed",
+        incarnation=1,
+        first_seen=T0,
+        **{"event": event(EventId=event_key), "scope": "self", "time": T0, **fields},
     )
 
 
 class Box:
-    """Wraps an outbox.
+    """An outbox without a store, and the deliveries that it dropped for want of room.
 
-    ``patience``: seconds for which a delivery waits until it is written. ``removed``: deliveries
-    that found no room.
+    ``patience``: seconds for which a delivery waits until it is written.
     """
 
     def __init__(self, bounds: Bounds = OF_AN_AGENT, patience: float = 0.0) -> None:
@@ -66,27 +67,28 @@ class Box:
         self,
         kind: ChangeKind,
         event_key: str = "e",
-        *made: Delivery,
+        *deliveries: Delivery,
         now: float = 0.0,
         **fields: Any,
     ) -> list[str]:
-        seen = datetime.fromtimestamp(now, UTC)
-        step = change(kind, event_key, **{"time": seen, **fields})
-        if made:
-            step = replace(step, id=made[0].change_id or step.id)
-        left_open = self.outbox.take(step, made, now, now, last_message(step, b"{}"))
+        """Let the outbox take a change with its deliveries; return as ``Outbox.take`` does."""
+        step = change(kind, event_key, **{"time": datetime.fromtimestamp(now, UTC), **fields})
+        if deliveries:
+            step = replace(step, id=deliveries[0].change_id or step.id)
+        left_open = self.outbox.take(step, deliveries, now, now, last_message(step, b"{}"))
         self.removed += self.outbox.make_room(now)
         return left_open
 
     def lease(self, now: float = 1.0, *results: SendResult, **room: int) -> list[Delivery]:
+        """Report results and lease due deliveries; ``room``: how many of each sink."""
         return self.outbox.exchange(results, room or {"chat": 100, "hub": 100}, now)
 
-    def rows(self, **chosen: Any) -> list[Delivery]:
-        return self.outbox.rows.chosen(**chosen)
+    def rows(self, **selection: Any) -> list[Delivery]:
+        return self.outbox.rows.chosen(**selection)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many deliveries had each result."""
+        """The number of deliveries with each result."""
         totals: dict[str, int] = {}
         for (_, result), count in self.outbox.rows.ledger.counts.items():
             totals[result] = totals.get(result, 0) + count
@@ -112,7 +114,7 @@ def accepted(sent: Delivery, **fields: Any) -> SendResult:
 
 
 def failed(sent: Delivery, **fields: Any) -> SendResult:
-    """Return the result of a delivery that failed and is tried again."""
+    """Return the result of a delivery that failed and is retried."""
     return SendResult(sent.delivery_id, "failed", **fields)
 
 

@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright; its own browser is not downloaded."""
+"""Debian's Chromium, driven by Playwright. Playwright downloads no browser."""
 
 import os
 import shutil
@@ -11,7 +11,8 @@ from support.agent import PATIENCE
 from support.needs import needs
 
 expect.set_options(timeout=PATIENCE * 1000)
-QUIET = (
+OPTIONS = (  # no GPU and no requests of the browser's own
+    "--disable-background-networking",
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -22,25 +23,21 @@ QUIET = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless browser."""
+    """Start a headless browser."""
     needs("chromium")
-    words = [
-        *QUIET,
-        "--disable-background-networking",
-        *(["--no-sandbox"] if os.geteuid() == 0 else []),
-    ]
+    options = list(OPTIONS)
+    if os.geteuid() == 0:
+        options.append("--no-sandbox")  # Chromium's sandbox refuses to run as root
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=words, timeout=PATIENCE * 1000
+            executable_path=shutil.which("chromium"), args=options, timeout=PATIENCE * 1000
         )
         yield browser
         browser.close()
 
 
 class PageLog:
-    """What a page asked for and complained of: its console, its errors, its requests, its
-    dialogs.
-    """
+    """Records a page's requests, and its complaints: console messages, errors and dialogs."""
 
     def __init__(self, page: Page) -> None:
         self.complaints: list[str] = []

@@ -317,9 +317,9 @@ def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
         scene.blobs.start()
         _recover(scene)
 
-        scene.blobs.hang(signal.SIGSTOP)
+        scene.blobs.hang()
         _kill_meanwhile(scene, seconds)
-        scene.blobs.hang(signal.SIGCONT)
+        scene.blobs.resume()
         _recover(scene)
 
         account = scene.settle()

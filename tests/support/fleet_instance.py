@@ -64,5 +64,5 @@ class RunningFleet(RunningAgent):
 
     def __init__(self, config: Path, state: Path, *words: str) -> None:  # it watches no IMDS
         command = [sys.executable, "-m", "notbefore", "fleet", str(config), *words]
-        self._start([*self.before(state), *command], state)
+        self._start([*self.prefix(state), *command], state)
         self.read()

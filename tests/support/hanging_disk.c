@@ -1,10 +1,10 @@
-/* A disk that hangs, for one program and those that it starts: no error, the calls just do not return.
+/* A disk that hangs, for one program and its children. The calls return no error; they do not return at all.
 
    cc -shared -fPIC -o hanging_disk.so hanging_disk.c -ldl
    LD_PRELOAD=./hanging_disk.so HANGING_DISK=directory HANGING_DISK_SWITCH=file program
 
-   The file holds one byte, which is mapped: 0 the disk works, 1 what writes below the directory waits, 2 what reads or
-   looks there waits as well. When the byte goes back, the calls do what they were asked for. */
+   The file holds one byte, which this library maps. 0: the disk works. 1: calls that write below the directory wait.
+   2: calls that read there wait too. When the byte returns to a lower value, the waiting calls are carried out. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -85,7 +85,7 @@ ON_PATH(unlink, 1, (const char *path), (path), const char *)
 ON_PATH(rename, 1, (const char *path, const char *to), (path, to), const char *, const char *)
 ON_PATH(mkdir, 1, (const char *path, mode_t mode), (path, mode), const char *, mode_t)
 ON_PATH(access, 2, (const char *path, int mode), (path, mode), const char *, int)
-ON_PATH(stat, 2, (const char *path, struct stat *found), (path, found), const char *, struct stat *)
-ON_PATH(stat64, 2, (const char *path, struct stat64 *found), (path, found), const char *, struct stat64 *)
-ON_PATH(lstat, 2, (const char *path, struct stat *found), (path, found), const char *, struct stat *)
-ON_PATH(lstat64, 2, (const char *path, struct stat64 *found), (path, found), const char *, struct stat64 *)
+ON_PATH(stat, 2, (const char *path, struct stat *result), (path, result), const char *, struct stat *)
+ON_PATH(stat64, 2, (const char *path, struct stat64 *result), (path, result), const char *, struct stat64 *)
+ON_PATH(lstat, 2, (const char *path, struct stat *result), (path, result), const char *, struct stat *)
+ON_PATH(lstat64, 2, (const char *path, struct stat64 *result), (path, result), const char *, struct stat64 *)

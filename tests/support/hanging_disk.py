@@ -1,4 +1,4 @@
-"""A disk that hangs, for the programs that a test starts (needs a C compiler)."""
+"""A disk that hangs, for programs that a test starts. It needs a C compiler."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,13 @@ from pathlib import Path
 from support.needs import compile_library
 
 SOURCE = Path(__file__).with_suffix(".c")
+# the calls that wait
 WRITES = 1
 EVERYTHING = 2
 
 
 class HangingDisk:
-    """``variables``: the environment of whoever is to find that all below ``directory`` hangs, once
-    it does.
-    """
+    """Lets programs with the environment ``variables`` hang when they use ``directory``."""
 
     def __init__(self, directory: Path, place: Path) -> None:
         self.directory = directory
@@ -27,7 +26,14 @@ class HangingDisk:
             "HANGING_DISK_SWITCH": str(self._switch),
         }
 
-    def hang(self, what: int) -> None:
-        """From now on what writes there waits, or everything; 0: it works again."""
+    def hang(self, calls: int) -> None:
+        """Let these calls wait: ``WRITES`` or ``EVERYTHING``."""
+        self._set(calls)
+
+    def resume(self) -> None:
+        """Let the waiting calls return, and all others."""
+        self._set(0)
+
+    def _set(self, value: int) -> None:
         with self._switch.open("r+b") as file:
-            os.pwrite(file.fileno(), bytes([what]), 0)
+            os.pwrite(file.fileno(), bytes([value]), 0)

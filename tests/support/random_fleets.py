@@ -1,8 +1,8 @@
-"""Random fleets, and an account of the notifications that they must cause.
+"""Random fleets, and a judgment of the notifications that they cause.
 
-``planned`` makes a plan of events: VMs of the same name in several groups, moved events, short
-notices. ``notified`` lets the fold of the fleet read the records of that plan. ``wrong`` judges its
-notifications by the plan alone, and shares no code with the fold.
+``planned`` plans events: VMs of the same name in several groups, moved events, short notices.
+``notified`` lets the fold of the fleet read the records of that plan. ``wrong`` judges the
+notifications by the plan alone. It shares no code with the fold.
 """
 
 import json
@@ -31,38 +31,40 @@ DETAILS: Final = {  # fields that only some api-versions have
     "expected_duration_seconds": 9,
 }
 DELETING: Final = ("Preempt", "Terminate")
-HIDDEN: Final = 15.0  # seconds in which a VM's IMDS does not list an event
+HIDDEN: Final = 15.0  # seconds for which a VM's IMDS does not list a hidden event
 BEAT_EVERY: Final = 120.0  # seconds between two heartbeats of a VM
-FOLLOW_EVERY: Final = 20.0  # seconds between two looks of a partition at another one
+FOLLOW_EVERY: Final = 20.0  # seconds after which partitions read each other's snapshots again
 HORIZON: Final = 4_000.0  # seconds in which VMs send heartbeats
 GROUPINGS: Final = (("event_id",), ("scale_set", "event_type"), ("region",))
-SEEN: Final = 1.0  # seconds from a step until a VM reports it, at most
+# seconds from a step until a VM reports it, at least; at most twice as many
+REPORT_DELAY: Final = 1.0
+PREFIX: Final = "azure.scheduled_event."  # of the fields of a record about an event
 
 Group = tuple[str, str]
 
 
 @dataclass
 class Planned:
-    """One event with its real course."""
+    """One event and its real course."""
 
     id: str
     group: Group
     vm: str
     type: str
-    # time in seconds, kind, NotBefore in seconds
+    # each step: its time in seconds, its kind, and the NotBefore in seconds
     steps: list[tuple[float, str, float]] = field(default_factory=list)
-    joins_at: float | None = None  # when it also affects ``joiner``
-    hidden_at: float | None = None  # when one VM does not see it listed for ``HIDDEN`` seconds
-    vanishes_at: float | None = None  # when its VM is deleted without a word
+    joins_at: float | None = None  # when the event begins to affect ``joiner`` too
+    hidden_at: float | None = None  # when IMDS hides it from one VM, for ``HIDDEN`` seconds
+    vanishes_at: float | None = None  # when its VM is deleted without a last report
 
     @property
     def joiner(self) -> str:
-        """The VM that the event also affects from ``joins_at`` on."""
+        """The VM that the event affects too from ``joins_at`` on."""
         return f"joins-{self.vm}"
 
     @property
     def peers(self) -> tuple[str, str]:
-        """Two VMs that see the event and are not affected."""
+        """Two VMs that see the event without being affected."""
         return f"peer-of-{self.vm}", f"other-peer-of-{self.vm}"
 
     @property
@@ -72,14 +74,14 @@ class Planned:
 
     @property
     def last_not_before(self) -> tuple[float, float]:
-        """When its last NotBefore was announced, and that NotBefore, in seconds."""
+        """The time at which its last NotBefore was announced, and that NotBefore, in seconds."""
         announcements = [step for step in self.steps if step[1] in ("announced", "updated")]
         time, _, not_before = announcements[-1]
         return time, not_before
 
     @property
     def start(self) -> float | None:
-        """When the event starts; ``None`` if it is canceled."""
+        """The time at which the event starts; ``None`` if Azure cancels it."""
         for time, kind, _ in self.steps:
             if kind == "started":
                 return time
@@ -101,7 +103,7 @@ class Planned:
 
 
 def planned(dice: random.Random) -> list[Planned]:
-    """Plan the events of several subscriptions and groups whose VMs have the same names."""
+    """Plan events in several subscriptions and groups whose VMs have the same names."""
     groups: list[Group] = []
     for subscription in range(2):
         for number in range(dice.randint(1, 3)):
@@ -140,14 +142,13 @@ def _complicate(event: Planned, announced: float, due: float, dice: random.Rando
     """Let a VM join the event before it starts, or hide it from a VM for a moment."""
     turn = dice.random()
     if turn < 0.2:
-        event.joins_at = dice.uniform(announced + 2 * SEEN, due)
+        event.joins_at = dice.uniform(announced + 2 * REPORT_DELAY, due)
         event.steps.append((event.joins_at, "updated", due))
         event.steps.sort()
-    elif turn < 0.4 and due - announced > HIDDEN + 4 * SEEN:
-        event.hidden_at = dice.uniform(announced + 2 * SEEN, due - HIDDEN - 2 * SEEN)
-
-
-PREFIX: Final = "azure.scheduled_event."
+    elif turn < 0.4 and due - announced > HIDDEN + 4 * REPORT_DELAY:
+        event.hidden_at = dice.uniform(
+            announced + 2 * REPORT_DELAY, due - HIDDEN - 2 * REPORT_DELAY
+        )
 
 
 def record_of(
@@ -205,7 +206,7 @@ def _record(
         time=_time(when),
         id=event.id,
         type=event.type,
-        resources=event.resources(when - SEEN),
+        resources=event.resources(when - REPORT_DELAY),
         change_id=f"{event.id}-{kind}-{when:.0f}",
         first_seen=_time(event.steps[0][0]),
         not_before=_time(due),
@@ -235,28 +236,27 @@ def _heartbeat(group: Group, vm: str, when: float) -> bytes:
 def _reports(plan: list[Planned], dice: random.Random) -> Iterator[tuple[float, bytes]]:
     """Yield time and record of each report: by the affected VM while it exists, and by two peers.
 
-    Some VMs use an api-version without ``DETAILS``. All see a step within ``SEEN`` seconds.
+    Some VMs use an api-version without ``DETAILS``.
     """
-    knows_details: dict[tuple[Group, str], bool] = {}
+    has_details: dict[tuple[Group, str], bool] = {}
     for event in plan:
         for reporter in (event.vm, *event.peers):
             vm = (event.group, reporter)
             details = None
-            if knows_details.setdefault(vm, dice.random() < 0.6):
+            if has_details.setdefault(vm, dice.random() < 0.6):
                 details = DETAILS
 
             for when, kind, due in event.steps:
                 if event.reports(reporter, when, kind):
-                    # then every reporter sees a joining VM: see ``resources``
-                    seen = when + SEEN + dice.uniform(0, SEEN)
-                    yield seen, _record(event, reporter, seen, kind, due, details=details)
+                    sent = when + REPORT_DELAY + dice.uniform(0, REPORT_DELAY)
+                    yield sent, _record(event, reporter, sent, kind, due, details=details)
 
         if event.hidden_at is not None:
             yield from _hidden(event, event.hidden_at)
 
 
 def _hidden(event: Planned, when: float) -> Iterator[tuple[float, bytes]]:
-    """Yield the reports of a peer that does not see an event for a moment."""
+    """Yield the reports of a peer from which IMDS hides an event for a moment."""
     peer = event.peers[0]
     _, due = event.last_not_before
     yield when, _record(event, peer, when, "canceled", due)
@@ -268,12 +268,12 @@ def _hidden(event: Planned, when: float) -> Iterator[tuple[float, bytes]]:
 
 def _heartbeats(plan: list[Planned]) -> Iterator[tuple[float, bytes]]:
     """Yield time and record of each heartbeat of the VMs that report."""
-    vanish: dict[tuple[Group, str], float] = {}
+    ends: dict[tuple[Group, str], float] = {}
     for event in plan:
-        vanish[event.group, event.vm] = event.vanishes_at or HORIZON
+        ends[event.group, event.vm] = event.vanishes_at or HORIZON
         for peer in event.peers:
-            vanish[event.group, peer] = HORIZON
-    for (group, vm), end in vanish.items():
+            ends[event.group, peer] = HORIZON
+    for (group, vm), end in ends.items():
         when = 0.0
         while when < end:
             yield when, _heartbeat(group, vm, when)
@@ -283,28 +283,35 @@ def _heartbeats(plan: list[Planned]) -> Iterator[tuple[float, bytes]]:
 def notified(
     plan: list[Planned], dice: random.Random, group_by: tuple[str, ...]
 ) -> list[Notification]:
-    """Return the notifications of Azure's events that the fold makes of the plan."""
-    records = [*_reports(plan, dice), *_heartbeats(plan)]
+    """Return the notifications of Azure's events by one partition that reads all records."""
+    records = sorted([*_reports(plan, dice), *_heartbeats(plan)])
     fold = Partition("0", grouped(group_by))
     notifications: list[Notification] = []
-    for number, (seen, body) in enumerate(sorted(records)):
+    for number, (seen, body) in enumerate(records):
         now = T0.timestamp() + seen
         notifications += fold.add(body, Position(str(number), number, now))
         notifications += fold.advance(now)
     for later in range(0, 20_000, 100):
         notifications += fold.advance(T0.timestamp() + HORIZON + later)
-    return _of_azures_events(notifications)
+    return without_silent_vms(notifications)
 
 
-def _of_azures_events(notifications: list[Notification]) -> list[Notification]:
-    """Leave out notifications of silent VMs."""
-    return [made for made in notifications if made.change.event.event_type in TYPES]
+def without_silent_vms(notifications: list[Notification]) -> list[Notification]:
+    """Return the notifications about Azure's events."""
+    kept: list[Notification] = []
+    for notification in notifications:
+        if notification.change.event.event_type in TYPES:
+            kept.append(notification)
+    return kept
 
 
 def notified_by_two_partitions(
     plan: list[Planned], dice: random.Random, group_by: tuple[str, ...]
 ) -> list[Notification]:
-    """Return the notifications if all VMs send to an added partition from some moment on."""
+    """Return the notifications of Azure's events by two partitions.
+
+    The hub gets the second partition at a random moment, and all VMs send to it from then on.
+    """
     records = sorted([*_reports(plan, dice), *_heartbeats(plan)])
     added_at = dice.uniform(100, 2_000)
     old = Partition("0", grouped(group_by))
@@ -336,10 +343,11 @@ def notified_by_two_partitions(
         notifications += new.advance(now)
     assert not old.events.open
     assert not new.events.open
-    return _of_azures_events(notifications)
+    return without_silent_vms(notifications)
 
 
 def _follow_each_other(old: Partition, new: Partition, now: float) -> None:
+    """Let each partition read the snapshot of the other."""
     old_state = snapshot_of(old)
     new_state = snapshot_of(new)
     old.events.follow([new_state], now)
@@ -347,30 +355,30 @@ def _follow_each_other(old: Partition, new: Partition, now: float) -> None:
 
 
 def wrong(plan: list[Planned], notifications: list[Notification]) -> Iterator[str]:
-    """Yield in words what is false, missing, needless or out of order."""
+    """Yield the faults of the notifications in words: false, missing, needless, out of order."""
     for notification in notifications:
         yield from _false(plan, notification)
         if notification.change.reason == "as_far_as_known":
             key = notification.change.event.key
             yield f"unsure: {key}, although all VMs reported or vanished"
     for event in plan:
-        yield from _wrong_of(event, notifications)
+        yield from _faults_of(event, notifications)
         yield from _missing(event, notifications)
     yield from _out_of_order(notifications)
 
 
 def _missing(event: Planned, notifications: list[Notification]) -> Iterator[str]:
-    """Yield an event whose VMs were not all announced although there was time for it."""
+    """Yield a fault if not all VMs of an event were announced although there was time for it."""
     start = event.start
     announced, due = event.last_not_before
-    if start is None or start - announced <= 2 * SEEN:
+    if start is None or start - announced <= 2 * REPORT_DELAY:
         return
-    if not any(_tells(notification, event, start, due) for notification in notifications):
-        yield f"untold: {event}"
+    if not any(_announces(notification, event, start, due) for notification in notifications):
+        yield f"not announced: {event}"
 
 
 def _out_of_order(notifications: list[Notification]) -> Iterator[str]:
-    """Yield notifications of an earlier step than one before."""
+    """Yield the notifications of a step that is earlier than the step notified before."""
     stages: dict[str, int] = {}
     for notification in notifications:
         change = notification.change
@@ -381,9 +389,13 @@ def _out_of_order(notifications: list[Notification]) -> Iterator[str]:
         stages[change.event.key] = max(stage, before)
 
 
-def _wrong_of(event: Planned, notifications: list[Notification]) -> Iterator[str]:
-    """Yield what is wrong with the notifications of an event that is a wave by itself."""
-    changes = [made.change for made in notifications if made.change.event.event_id == event.id]
+def _faults_of(event: Planned, notifications: list[Notification]) -> Iterator[str]:
+    """Yield the faults of an event's notifications if the event is not grouped with others."""
+    changes = [
+        notification.change
+        for notification in notifications
+        if notification.change.event.event_id == event.id
+    ]
     kinds = [change.kind for change in changes]
     updates = [step for step in event.steps if step[1] == "updated"]
     if kinds.count("updated") > len(updates):
@@ -403,7 +415,7 @@ def _group_of(notification: Notification) -> Group:
 
 
 def _false(plan: list[Planned], notification: Notification) -> Iterator[str]:
-    """Yield what a notification claims that is not so at its time."""
+    """Yield the claims of a notification that are false at its time."""
     group = _group_of(notification)
     change = notification.change
     now = (change.time - T0).total_seconds() + 0.001
@@ -420,14 +432,15 @@ def _false(plan: list[Planned], notification: Notification) -> Iterator[str]:
             yield f"false: nothing of {group} had started at {now}"
 
 
-def _tells(notification: Notification, event: Planned, start: float, due: float) -> bool:
-    """Return whether a notification tells of the event and all its VMs before it starts."""
+def _announces(notification: Notification, event: Planned, start: float, due: float) -> bool:
+    """Return whether a notification names all VMs of the event before the event starts."""
     change = notification.change
-    group = _group_of(notification)
-    if group != event.group or not set(event.resources(start)) <= set(change.event.resources):
+    if _group_of(notification) != event.group:
+        return False
+    if not set(event.resources(start)) <= set(change.event.resources):
         return False
 
-    told = (change.time - T0).total_seconds()
-    if not (event.joins_at or 0.0) <= told <= start + 2 * SEEN:
+    when = (change.time - T0).total_seconds()
+    if not (event.joins_at or 0.0) <= when <= start + 2 * REPORT_DELAY:
         return False
     return change.not_before is None or change.not_before <= T0 + timedelta(seconds=due)

@@ -1,10 +1,11 @@
-/* Records what a program, and those that it starts, write below a directory, and what they sync.
+/* Records the writes and syncs of a program and its children below a directory.
 
    cc -shared -fPIC -o recorded_disk.so recorded_disk.c -ldl
    LD_PRELOAD=./recorded_disk.so RECORDED_DISK=directory RECORDED_DISK_LOG=file program
 
-   The log is a row of: what (w write, t truncate, s sync, u unlink, r rename), CLOCK_MONOTONIC in seconds, an offset or a
-   size, the lengths of two texts, the path, the data or the other path. It is written once the call has returned. */
+   The log is a sequence of records. The fields of a record: the call (w write, t truncate, s sync, u unlink, r rename),
+   CLOCK_MONOTONIC in seconds, the offset or the size, the lengths of the path and of the data, the path, and the data or
+   the new path. A record is written after its call has returned. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -29,12 +30,12 @@ __attribute__((constructor)) static void begin(void) {
   if (path && disk) record = REAL(int, "open", const char *, int, ...)(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
 }
 
-static void note(char what, const char *path, int64_t at, const void *data, size_t size) {
-  struct __attribute__((packed)) { char what; double time; int64_t at; uint32_t path, data; } head;
+static void note(char call, const char *path, int64_t at, const void *data, size_t size) {
+  struct __attribute__((packed)) { char call; double time; int64_t at; uint32_t path, data; } head;
   struct timespec now;
   if (record < 0 || !path || strncmp(path, disk, strlen(disk)) != 0) return;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  head.what = what;
+  head.call = call;
   head.time = now.tv_sec + now.tv_nsec / 1e9;
   head.at = at;
   head.path = strlen(path);
@@ -43,14 +44,14 @@ static void note(char what, const char *path, int64_t at, const void *data, size
   if (writev(record, parts, 3) < 0) abort();
 }
 
-static void note_file(char what, int file, int64_t at, const void *data, size_t size) {
+static void note_file(char call, int file, int64_t at, const void *data, size_t size) {
   char link[64], path[PATH_MAX + 1];
   if (record < 0) return;
   snprintf(link, sizeof link, "/proc/self/fd/%d", file);
   ssize_t length = readlink(link, path, PATH_MAX);
   if (length <= 0) return;
   path[length] = 0;
-  note(what, path, at, data, size);
+  note(call, path, at, data, size);
 }
 
 #define OPEN(name)                                                          \

@@ -1,5 +1,6 @@
-"""What a program has written to a directory, and what of it is there after a cut of the power at
-any moment.
+"""``RecordedDisk`` records the writes of a program to a directory.
+
+``Image`` replays them, and yields the files that a power cut may leave at any moment.
 """
 
 import random
@@ -11,23 +12,26 @@ from support.needs import compile_library
 
 SOURCE = Path(__file__).with_suffix(".c")
 SECTOR: Final = 512  # bytes that a disk writes as a whole
-_HEAD: Final = struct.Struct("<cdqII")
+WRITE: Final = "w"
+TRUNCATE: Final = "t"
+SYNC: Final = "s"
+UNLINK: Final = "u"
+RENAME: Final = "r"
+_HEAD: Final = struct.Struct("<cdqII")  # see the comment in the source in C
 
 
 class Step(NamedTuple):
     """One call that has returned; ``time``: monotonic seconds."""
 
-    what: str
+    call: str
     time: float
-    at: int
+    at: int  # the offset of a write, or the size after a truncation
     path: str
-    data: bytes
+    data: bytes  # of a write; for a rename the new path
 
 
 class RecordedDisk:
-    """``variables``: the environment of whoever is to be recorded while it writes below
-    ``directory``.
-    """
+    """Records programs that have the environment ``variables`` and write below ``directory``."""
 
     def __init__(self, directory: Path, place: Path) -> None:
         self.directory = directory
@@ -41,72 +45,79 @@ class RecordedDisk:
         }
 
     def steps(self) -> list[Step]:
-        """All that was done, in order."""
+        """Return all recorded calls, in order."""
         log = self._log.read_bytes()
-        found = list[Step]()
-        at = 0
-        while at < len(log):
-            what, time, offset, path_length, length = _HEAD.unpack_from(log, at)
-            path_at = at + _HEAD.size
-            data_at = path_at + path_length
-            path = log[path_at:data_at].decode()
-            data = log[data_at : data_at + length]
-            found.append(Step(what.decode(), time, offset, path, data))
-            at = data_at + length
-        return found
+        steps: list[Step] = []
+        start = 0
+        while start < len(log):
+            call, time, at, path_length, data_length = _HEAD.unpack_from(log, start)
+            path_start = start + _HEAD.size
+            data_start = path_start + path_length
+            end = data_start + data_length
+            path = log[path_start:data_start].decode()
+            steps.append(Step(call.decode(), time, at, path, log[data_start:end]))
+            start = end
+        return steps
 
 
 class Image:
-    """The files as a cut of the power leaves them: what was synced, and any part of what was not.
+    """The files after some steps: synced content, and the writes that were not synced yet.
 
-    Names (a file that is made, deleted or renamed) are there at once: their loss is not tried.
-    ``synced`` false: as on a disk that lies about it, for a control that has to fail.
+    Names are always kept: a file that is created, deleted or renamed is so after a power cut too.
+    With ``synced=False``, a sync has no effect: a control that has to fail.
     """
 
     def __init__(self, *, synced: bool = True) -> None:
         self._synced = synced
-        self._safe: dict[str, bytes] = {}  # by path
-        self._unsafe: dict[str, list[Step]] = {}  # since the last sync
+        self._safe: dict[str, bytes] = {}  # synced content, by path
+        self._unsafe: dict[str, list[Step]] = {}  # the writes since the last sync, by path
 
     def take(self, step: Step) -> None:
-        """One step more."""
-        if step.what in "wt":
+        """Apply the next step."""
+        if step.call in (WRITE, TRUNCATE):
             self._safe.setdefault(step.path, b"")
             self._unsafe.setdefault(step.path, []).append(step)
-        elif step.what == "s" and self._synced:
-            for one in self._unsafe.pop(step.path, []):
-                self._safe[step.path] = _applied(self._safe[step.path], one)
-        elif step.what == "u":
+        elif step.call == SYNC and self._synced:
+            for write in self._unsafe.pop(step.path, []):
+                self._safe[step.path] = _applied(self._safe[step.path], write)
+        elif step.call == UNLINK:
             self._safe.pop(step.path, None)
             self._unsafe.pop(step.path, None)
-        elif step.what == "r":
-            to = step.data.decode()
-            self._safe[to] = self._safe.pop(step.path, b"")
-            self._unsafe[to] = self._unsafe.pop(step.path, [])
+        elif step.call == RENAME:
+            new_path = step.data.decode()
+            self._safe[new_path] = self._safe.pop(step.path, b"")
+            self._unsafe[new_path] = self._unsafe.pop(step.path, [])
 
     def cut(self, dice: random.Random) -> dict[str, bytes]:
-        """The files after a cut now: of what was not synced, each write is there, is not, or is
-        there in part.
+        """Return files that a power cut may leave now, by path.
+
+        For each file, the disk has written all, none or some of the writes that were not synced.
+        Some of them are torn.
         """
-        found = dict(self._safe)
-        for path, steps in self._unsafe.items():
-            how = dice.choice(["all", "none", "any"])
-            for step in steps if how != "none" else ():
-                if how == "all" or dice.random() < 0.5:
-                    found[path] = _applied(found[path], _torn(step, dice) if how == "any" else step)
-        return found
+        files = dict(self._safe)
+        for path, writes in self._unsafe.items():
+            choice = dice.choice(["all", "none", "any"])
+            if choice == "none":
+                continue
+            for write in writes:
+                if choice == "all":
+                    files[path] = _applied(files[path], write)
+                elif dice.random() < 0.5:
+                    files[path] = _applied(files[path], _torn(write, dice))
+        return files
 
 
-def _applied(content: bytes, step: Step) -> bytes:
-    if step.what == "t":
-        return content[: step.at].ljust(step.at, b"\0")
-    return (
-        content[: step.at].ljust(step.at, b"\0") + step.data + content[step.at + len(step.data) :]
-    )
+def _applied(content: bytes, write: Step) -> bytes:
+    """Return the content of a file after a write or a truncation."""
+    before = content[: write.at].ljust(write.at, b"\0")
+    if write.call == TRUNCATE:
+        return before
+    return before + write.data + content[write.at + len(write.data) :]
 
 
-def _torn(step: Step, dice: random.Random) -> Step:
-    sectors = len(step.data) // SECTOR
+def _torn(write: Step, dice: random.Random) -> Step:
+    """Return a write of which only the first sectors reached the disk, or the whole write."""
+    sectors = len(write.data) // SECTOR
     if sectors < 2 or dice.random() < 0.5:
-        return step
-    return step._replace(data=step.data[: SECTOR * dice.randrange(1, sectors)])
+        return write
+    return write._replace(data=write.data[: SECTOR * dice.randrange(1, sectors)])
