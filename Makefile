@@ -9,7 +9,7 @@ SHOW    = $(PYTHON) tools/progress.py
 PARALLEL ?= --numprocesses 8 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help proton demo demo-fleet test check bench reference dashboards dashboard-pictures bundle clean
+.PHONY: help proton demo demo-fleet test check bench reference dashboards dashboard-pictures page-pictures bundle clean
 # What the bundle can do beyond the agent itself.
 EXTRAS ?= apprise,web
 
@@ -21,6 +21,7 @@ help:
 	@echo 'make bench   measure what the documents claim'
 	@echo 'make reference  the generated parts of docs/ and config/, from the code'
 	@echo 'make dashboards  write dashboards/*.json (dashboard-pictures: draw them)'
+	@echo "make page-pictures  draw the agent's page for docs/"
 	@echo 'make bundle  one archive for VMs without a package index (EXTRAS=apprise,web)'
 	@echo 'make clean   remove what these commands made'
 
@@ -97,6 +98,10 @@ dashboards: $(VENV)/dev
 # On demand: this needs npm, chromium, prometheus and some minutes.
 dashboard-pictures: dashboards
 	PYTHONPATH=tests $(BIN)/python dashboards/pictures/render.py docs/pictures
+
+# On demand: this needs chromium.
+page-pictures: $(VENV)/dev
+	PYTHONPATH=tests $(BIN)/python tools/page_pictures.py docs/pictures
 
 bundle: $(VENV)/dev
 	@EXTRAS='$(EXTRAS)' BIN=$(abspath $(BIN)) tools/bundle.sh dist
