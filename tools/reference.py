@@ -164,7 +164,7 @@ def _cell(text: str) -> str:
 
 
 FLEET: Final = (
-    "Over all instances, sums are right: each instance has the partitions that it reads. Besides"
+    "Each instance has the partitions that it reads, so sums over all instances are right. Besides"
     " these it has the metrics of the outbox, the courier and the state file.\n\n"
 )
 

@@ -71,7 +71,7 @@ complete -c notbefore -n '_shtab_notbefore_using; and test $_shtab_notbefore_npo
 complete -c notbefore -n '_shtab_notbefore_using fleet' -s h -l help -d 'show this help message and exit'
 complete -c notbefore -n '_shtab_notbefore_using fleet' -l listen -x -d 'server.listen: where to serve'
 complete -c notbefore -n '_shtab_notbefore_using fleet' -l state-dir -xka "(__fish_complete_directories)" -d 'state.dir: the directory of the outbox; each instance has its own'
-complete -c notbefore -n '_shtab_notbefore_using fleet' -l allow-approval -d 'permit `notbefore fleet approve`; fleet.approval.enabled must be true as well'
+complete -c notbefore -n '_shtab_notbefore_using fleet' -l allow-approval -d 'permit `notbefore fleet approve`; fleet.approval.enabled must also be true'
 complete -c notbefore -n '_shtab_notbefore_using fleet' -l log-level -x -d 'log.level: debug, info, warn, warning, error'
 complete -c notbefore -n '_shtab_notbefore_using fleet; and test $_shtab_notbefore_npos -eq 0' -a approve -d 'let Azure start an event of the fleet now, for all VMs that it affects'
 complete -c notbefore -n '_shtab_notbefore_using fleet approve' -s h -l help -d 'show this help message and exit'

@@ -206,8 +206,8 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
     for number in events:
         if number == len(events) // 2:
             say(
-                "-- the instance is killed, in the middle of the wave; another one goes on from its"
-                " snapshot"
+                "-- the instance is killed, in the middle of the wave; another one continues from"
+                " its snapshot"
             )
             instance.stop(signal.SIGKILL)
             instance = start()

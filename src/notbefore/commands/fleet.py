@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-approval",
         action="store_true",
-        help="permit `notbefore fleet approve`; fleet.approval.enabled must be true as well",
+        help="permit `notbefore fleet approve`; fleet.approval.enabled must also be true",
     )
     add_log_level(parser)
 

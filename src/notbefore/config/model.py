@@ -265,7 +265,7 @@ class Server(_Section, frozen=True):
     listen: Annotated[str, Constraint(host_and_port)] = "127.0.0.1:10169"
     # TLS and passwords, in the format of Prometheus's exporter-toolkit
     web_config_file: str | None = None
-    insecure: bool = False  # listen beyond loopback without TLS and passwords: everybody may read
+    insecure: bool = False  # listen beyond loopback without TLS and passwords: everyone may read
     # the names that requests may have as Host; `*.example.org`: all names below it
     allowed_hosts: tuple[str, ...] = ()
 

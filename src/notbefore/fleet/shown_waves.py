@@ -57,7 +57,7 @@ class EventFacts(Struct, frozen=True, kw_only=True):
     region: str = ""
     zone: str = ""
     tags: dict[str, str]
-    vms: tuple[str, ...]  # the affected VMs; of a wave those that it is not over for
+    vms: tuple[str, ...]  # the affected VMs; of a wave those for which it is not over
     reported_by: int  # number of VMs
     first_seen: datetime
     not_before: datetime | None
@@ -75,7 +75,7 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
     """One wave in ``/api/v1/fleet/events``."""
 
     status: str  # scheduled, started
-    vms_to_come: tuple[str, ...]  # the first ones of ``vms``: an event has still to come to them
+    vms_to_come: tuple[str, ...]  # the first ones of ``vms``: their event is still to come
     vms_under_way: tuple[str, ...]  # those that an event under way affects
     events: int
     under_way: int  # events that have started

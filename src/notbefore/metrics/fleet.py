@@ -82,13 +82,13 @@ AZURE_DELAY: Final = histogram(
 )
 FIRST_NOTICES: Final = counter(
     "notbefore_fleet_first_notices",
-    "Events by who reported them first: `azure`, or a VM (`vm`).",
+    "Events by their first reporter: `azure`, or a VM (`vm`).",
     labels=("source",),
 )
 ENDS: Final = counter(
     "notbefore_fleet_ends",
-    "Ends of events by who knew how they ended: `azure`, `vms`, `both`, or `nobody`. A correction"
-    " counts again.",
+    "Ends of events, by which source knew how they ended: `azure`, `vms`, `both` or `nobody`. A"
+    " correction counts again.",
     labels=("known_by",),
 )
 CONTRADICTIONS: Final = counter(
@@ -97,12 +97,12 @@ CONTRADICTIONS: Final = counter(
 )
 SPLIT_EVENTS: Final = gauge(
     "notbefore_fleet_events_split",
-    "Events of this instance that are open in another partition too, such as Azure's messages in"
-    " one, and the VMs' records in another.",
+    "Events of this instance that are also open in another partition, for example with Azure's"
+    " messages in one, and the VMs' records in the other.",
 )
 AZURE_VMS: Final = gauge(
     "notbefore_fleet_vms_without_agent",
-    "VMs that Azure reported an event of in the last 30 days, and that have reported nothing"
+    "VMs that Azure has named in events of the last 30 days, and that have reported nothing"
     " themselves.",
 )
 PARTITIONS: Final = gauge(
