@@ -142,6 +142,13 @@ class SendError(NotBeforeError):
         self.thread = thread
 
 
+class PluginError(SendError):
+    """A sink of another package raised an exception that no sink may raise.
+
+    That is a bug of the package. ``__cause__`` is the exception.
+    """
+
+
 def _with_detail(reason: str, detail: str) -> str:
     if not detail:
         return reason

@@ -44,6 +44,8 @@ class Broken(Sink):
 
     def __init__(self, name, settings, messages):
         self.how = settings.how
+        if self.how == "unmade":
+            raise RuntimeError("a bug")
 
     def send(self, message):
         print("this is no record")
@@ -181,6 +183,10 @@ def test_sink_that_crashes_the_courier_hurts_neither_agent_nor_slow_receivers(
     ("sink", "mistake"),
     [
         (plugin("unimportable"), "the sink unimportable cannot be imported: ModuleNotFoundError"),
+        (
+            plugin("broken", how="unmade"),
+            "is faulty, report it to the author of its package: it cannot be made: RuntimeError: a bug",
+        ),
         (plugin("nobody"), "no installed package has a sink 'nobody' (installed: broken, gotify"),
         (plugin("gotify", url="x"), "settings: the key `token` is missing"),
         (plugin("gotify", url="x", token="t", tokn="t"), "settings.tokn: there is no such key"),

@@ -17,6 +17,7 @@ from notbefore.core.duration import Duration
 from notbefore.core.message import Message
 from notbefore.courier import sink_thread, supervisor
 from notbefore.courier.orders import Orders
+from notbefore.courier.plugins import ForeignSink
 from notbefore.courier.sink import Receipt, Sink
 from notbefore.courier.sinks import make
 from notbefore.errors import ConfigError, SendError
@@ -98,6 +99,25 @@ def test_exception_of_a_sink_is_recorded_without_secrets(
     assert row.state == state
     assert row.error != ""
     assert "s3cret" not in row.error
+
+
+def test_exception_of_a_plugin_is_reported_to_its_author(
+    owner: Owner, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner.add("a")
+    plugin = ForeignSink("gotify", Recording(Mock(side_effect=KeyError("priority"))))
+    with CourierHere(owner, orders(), lambda _name: plugin) as courier:
+        courier.until(lambda: owner.results)
+
+    (row,) = owner.rows
+    (line,) = [line for line in caplog.records if "did not accept" in line.getMessage()]
+
+    assert row.state == "pending"
+    advice = "the sink gotify is faulty, report it to the author of its package"
+    assert row.error == f"{advice}: it raised KeyError('priority')"
+    assert advice in line.getMessage()
+    assert "please report it" not in line.getMessage()
+    assert "KeyError: 'priority'" in caplog.text  # the traceback
 
 
 def test_unreadable_record_is_a_dead_letter(owner: Owner) -> None:

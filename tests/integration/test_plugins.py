@@ -8,7 +8,7 @@ import pytest
 from notbefore.core.message import Message
 from notbefore.courier.plugins import MAX_THREAD, ForeignSink
 from notbefore.courier.sink import Receipt, Sink
-from notbefore.errors import SendError
+from notbefore.errors import ConfigError, NotBeforeError, SendError
 from support.messages import message
 
 REBOOT = {"EventType": "Reboot"}
@@ -65,6 +65,7 @@ def test_wrong_receipt_is_not_sent_again(returned: Any, mistake: str) -> None:
         (send_error(retry_after="soon"), "with the retry_after 'soon': the receiver refused"),
         (SystemExit(3), "raised SystemExit(3)"),
         (KeyboardInterrupt(), "raised KeyboardInterrupt()"),
+        (OSError("no route"), "report it to the author of its package: it raised OSError('no ro"),
     ],
 )
 def test_wrong_error_fails_the_attempt(error: BaseException, mistake: str) -> None:
@@ -77,12 +78,38 @@ def test_wrong_error_fails_the_attempt(error: BaseException, mistake: str) -> No
     assert not failure.value.permanent
 
 
-def test_right_receipt_and_error_pass_unchanged() -> None:
-    receipt = Receipt(thread="t", repeat=60)
-    error = send_error(retry_after=5.0)
+class Unclosable(Sink):
+    """Cannot be closed."""
 
-    assert ForeignSink("gotify", Answering(lambda: receipt)).send(message(REBOOT)) is receipt
-    with pytest.raises(SendError) as failure:
+    def close(self) -> None:
+        raise TypeError("a bug")
+
+
+def test_sink_that_cannot_be_closed_is_reported_to_its_author(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ForeignSink("gotify", Unclosable()).close()
+
+    (line,) = caplog.records
+
+    advice = "the sink gotify is faulty, report it to the author of its package"
+    assert line.getMessage() == f"{advice}: it cannot be closed"
+    assert "TypeError: a bug" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [send_error(retry_after=5.0), ConfigError("the secret's file is missing")]
+)
+def test_right_error_passes_unchanged(error: NotBeforeError) -> None:
+    with pytest.raises(NotBeforeError) as failure:
         ForeignSink("gotify", Answering(raising(error))).send(message(REBOOT))
 
     assert failure.value is error
+
+
+def test_right_receipt_passes_unchanged() -> None:
+    receipt = Receipt(thread="t", repeat=60)
+
+    sink = ForeignSink("gotify", Answering(lambda: receipt))
+
+    assert sink.send(message(REBOOT)) is receipt

@@ -3,6 +3,7 @@
 Only the courier and ``check-config`` import them, so their failures do not stop the agent.
 """
 
+import logging
 import os
 import sys
 from contextlib import redirect_stdout
@@ -19,7 +20,7 @@ from notbefore.config.sinks import Messages, Plugin
 from notbefore.config.yaml_file import Places
 from notbefore.core.message import Message
 from notbefore.courier.sink import Receipt, Sink
-from notbefore.errors import ConfigError, SendError
+from notbefore.errors import ConfigError, NotBeforeError, PluginError, SendError
 
 MAX_THREAD: Final = 4_000  # characters; the outbox keeps it while the event lasts
 # a field of a ``Receipt`` or of a ``SendError`` -> the types of its values
@@ -30,6 +31,9 @@ TYPES: Final[dict[str, tuple[type, ...]]] = {
     "permanent": (bool,),
     "by_hand": (bool,),
 }
+FAULTY: Final = "is faulty, report it to the author of its package"
+
+log = logging.getLogger("notbefore.courier")
 
 
 class ForeignSink(Sink):
@@ -52,8 +56,11 @@ class ForeignSink(Sink):
             if mistake:
                 raise SendError(f"the sink {self._plugin} raised {mistake}: {error}") from error
             raise
-        except (SystemExit, KeyboardInterrupt) as error:
-            raise SendError(f"the sink {self._plugin} raised {error!r}") from error
+        except NotBeforeError:
+            raise  # such as a secret that cannot be read
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            # the advice first: the end of a long text is cut
+            raise PluginError(f"the sink {self._plugin} {FAULTY}: it raised {error!r}") from error
 
         mistake = _mistake_in(receipt)
         if not isinstance(receipt, Receipt):
@@ -63,8 +70,11 @@ class ForeignSink(Sink):
         return receipt
 
     def close(self) -> None:
-        """Close the sink."""
-        self._sink.close()
+        """Close the sink. If it cannot be closed, another one is made all the same."""
+        try:
+            self._sink.close()
+        except Exception as error:
+            log.warning("the sink %s %s: it cannot be closed", self._plugin, FAULTY, exc_info=error)
 
 
 def _mistake_in(result: Receipt | SendError) -> str:
@@ -82,15 +92,18 @@ def _mistake_in(result: Receipt | SendError) -> str:
 
 
 def make(name: str, plugin: Plugin, messages: Messages) -> Sink:
-    """Make a sink; raises ``ConfigError`` if its package is at fault, or its settings are wrong."""
+    """Make a sink; raises ``ConfigError`` if its package is at fault, or its settings are wrong.
+
+    It also raises ``OSError`` and ``ValueError`` as the sink does.
+    """
     sink_class = _imported(plugin)
     settings = _converted(plugin, sink_class)
     try:
         sink = sink_class(name, settings, messages)
     except (ConfigError, OSError, ValueError):
         raise
-    except Exception as error:
-        raise _fault(plugin, "cannot be made", error) from error
+    except (Exception, SystemExit) as error:
+        raise _fault(plugin, f"{FAULTY}: it cannot be made", error) from error
     if not isinstance(sink, Sink):
         raise ConfigError(f"the sink {plugin.name} is no notbefore.courier.sink.Sink")
     return ForeignSink(plugin.name, sink)

@@ -18,7 +18,7 @@ from notbefore.core.outbox import SendResult
 from notbefore.courier.results import Results
 from notbefore.courier.sink import Receipt, Sink
 from notbefore.courier.sinks import secrets_of
-from notbefore.errors import NotBeforeError, SendError
+from notbefore.errors import NotBeforeError, PluginError, SendError
 from notbefore.net.redact import Redactor
 
 if TYPE_CHECKING:
@@ -149,6 +149,8 @@ class SinkThread:
         self._attempt = Attempt(delivery, started)
         try:
             receipt = self._send(queued)
+        except PluginError as error:
+            return self._results.failed(delivery, error, unforeseen=error)
         except SendError as error:
             return self._results.failed(delivery, error)
         except NotBeforeError as error:
