@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Command, Messages, SinkConfig, Slack, Webhook
+from notbefore.config.sinks import Command, Email, Messages, SinkConfig, Slack, Webhook
 from notbefore.core.duration import Duration
 from notbefore.core.message import Message
 from notbefore.courier import sink_thread, supervisor
@@ -118,6 +118,28 @@ def test_exception_of_a_plugin_is_reported_to_its_author(
     assert advice in line.getMessage()
     assert "please report it" not in line.getMessage()
     assert "KeyError: 'priority'" in caplog.text  # the traceback
+
+
+def test_sink_with_an_unusable_file_names_it(owner: Owner, tmp_path: Path) -> None:
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_text("no certificate", encoding="utf-8")
+    mail = Email(
+        host="127.0.0.1", to=("ops@example.org",), sender="vm@example.org", ca_file=str(ca_file)
+    )
+    config = SinkConfig(email=mail)
+
+    def make_sink(name: str) -> Sink:
+        return make(name, config, Messages())
+
+    owner.add("a")
+    with CourierHere(owner, orders(), make_sink) as courier:
+        courier.until(lambda: owner.results)
+
+    (row,) = owner.rows
+
+    assert row.state == "pending"
+    assert "no certificate or crl found" in row.error
+    assert "report it" not in row.error
 
 
 def test_unreadable_record_is_a_dead_letter(owner: Owner) -> None:

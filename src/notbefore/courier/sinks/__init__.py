@@ -23,7 +23,7 @@ def try_out(name: str, config: SinkConfig) -> None:
     """
     try:
         make(name, config, Messages()).close()
-    except (ConfigError, OSError, ValueError) as error:  # such as a file without a certificate
+    except ConfigError as error:
         raise ConfigError(Redactor(secrets_of(config))(str(error))) from None
 
 
@@ -32,10 +32,17 @@ def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
 
     Raises ``ConfigError`` if it cannot, for example if a secret cannot be read.
     """
-    if config.plugin is not None:
+    try:
+        if config.plugin is None:
+            return _built_in(name, config, messages)
         from notbefore.courier import plugins  # see ``settings_of``
 
         return plugins.make(name, config.plugin, messages)
+    except (OSError, ValueError) as error:  # such as a file without a certificate
+        raise ConfigError(str(error)) from error
+
+
+def _built_in(name: str, config: SinkConfig, messages: Messages) -> Sink:
     try:
         module: Any = import_module(f"{__name__}.{config.kind}")
         sink: Sink = module.Sink(name, config.settings, messages)
