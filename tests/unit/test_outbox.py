@@ -1751,6 +1751,21 @@ def test_end_goes_to_sinks_that_opened_something(box: Box, ends: list[Delivery])
     assert leased.thread == "incident"
 
 
+@pytest.mark.parametrize(("terms", "expected"), [(PAGER, ["plugin"]), (Terms(), [])])
+def test_end_goes_to_sink_with_incidents_that_returned_no_thread(
+    box: Box, terms: Terms, expected: list[str]
+) -> None:
+    box.outbox.use_sinks({"plugin": terms}, no_targets, 0)
+    start = delivery("e", "plugin", kind="started", expires_with_event=False, change_id="start")
+    box.put(start)
+    box.lease(1, plugin=9)
+    box.lease(2, accepted(start), plugin=0)
+
+    box.take("finished", "e", now=100)
+
+    assert sinks(box.rows()) == expected
+
+
 def test_end_goes_to_waiting_start_that_will_open_a_message(box: Box) -> None:
     bot = Terms(updates_message=True)
     box.outbox.use_sinks({"chat": Terms(), "bot": bot}, no_targets, 0)

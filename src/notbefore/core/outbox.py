@@ -448,8 +448,10 @@ class Outbox:
             return
 
         thread = result.thread
-        if thread is None and row.note:
-            thread = ""  # it came to a fallback sink, which must also get the event's end
+        is_fallback = row.note != ""
+        must_get_end = is_fallback or self._terms_of(row.sink).needs_end
+        if thread is None and must_get_end:
+            thread = ""
         if thread is not None:
             self._store_thread(row.lane, thread)
 
