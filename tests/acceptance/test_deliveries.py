@@ -258,6 +258,26 @@ def pager(found: PagerDuty) -> dict[str, Any]:
     return {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{found.url}/v2/enqueue"}}
 
 
+def test_incident_is_closed_as_the_drill_says_when_no_route_sends_the_end(
+    imds: Simulator, place: Place
+) -> None:
+    routes = [{"match": {"change": "announced"}, "sinks": ["pager"]}]
+    with PagerDuty() as pagerduty:
+        config = place.write({"pager": pager(pagerduty)}, routes)
+        with RunningAgent(imds.endpoint, place.state, config) as agent:
+            agent.listens()
+            drill = place.drill(config)
+            imds.set_document(listed("e"))
+            eventually(lambda: pagerduty.effects[2:] == ["opened"])
+            imds.set_document(listed())
+            eventually(lambda: pagerduty.effects[2:] == ["opened", "resolved"])
+
+    assert pagerduty.effects[:2] == ["opened", "resolved"]
+    assert (
+        "A sink that has accepted a message of an event gets its end all the same" in drill.stdout
+    )
+
+
 def test_drill_closes_its_incident_or_reports_it_as_open(imds: Simulator, place: Place) -> None:
     with PagerDuty() as found:
         config = place.write({"pager": pager(found)})
@@ -275,7 +295,8 @@ def test_drill_closes_its_incident_or_reports_it_as_open(imds: Simulator, place:
 
             assert done.returncode == 0
             assert found.effects[-2:] == ["opened", "resolved"]
-            assert "No route sends the end of an event to pager" in done.stdout
+            assert "No route sends the end of an event to pager. A sink" in done.stdout
+            assert "no other VM sends the end there" in done.stdout
 
             for answers, wait in (
                 ([found.default, Answer(400), Answer(400)], "30s"),

@@ -403,6 +403,12 @@ def test_end_of_a_vanished_vm_goes_where_its_own_events_went() -> None:
     assert {delivery.fallback for delivery in sent} == {()}
 
 
+def test_end_of_a_vanished_vm_needs_a_route_that_matches_the_end() -> None:
+    of_starts = Route(Match(change=("announced", "started")), ("pager",))
+
+    assert targets(last_change(PREEMPT, None), of_starts, pager=PAGER) == []
+
+
 def test_end_of_a_vanished_vm_is_sent_once_when_all_vms_notify() -> None:
     to_all = Route(sinks=("chat", "pager"), announce_by="all")
 

@@ -47,6 +47,13 @@ SPARE: Final = 5.0
 SCENARIOS: Final = {
     name: scenario.event_type for name, scenario in NAMED.items() if not scenario.canceled_after
 }
+UNROUTED_END: Final = (
+    "No route sends the end of an event to {}. A sink that has accepted a message of an event gets"
+    " its end all the same, and so it got the end of this exercise."
+)
+VANISHED_VM: Final = (
+    " But once a Preempt or a Terminate has deleted a VM, no other VM sends the end there."
+)
 UNENDED: Final = "its attempt did not end in time, and may be accepted after all"
 
 
@@ -161,7 +168,7 @@ def send_and_report(options: argparse.Namespace, config: Config, source: Source)
     if options.json:
         print_json([report])
     else:
-        _print_report(report)
+        _print_report(report, source)
     return 0 if results and not missed else 1
 
 
@@ -351,7 +358,7 @@ def _open_sinks(results: list[SinkResult], routing: Routing, end: str) -> list[s
     return sorted(opened - closed)
 
 
-def _print_report(report: DrillReport) -> None:
+def _print_report(report: DrillReport, source: Source) -> None:
     """Print the report for people."""
     if not report.results:
         sys.stdout.write("No route matches this event: no one was notified.\n")
@@ -364,11 +371,10 @@ def _print_report(report: DrillReport) -> None:
     _print_sinks("Reached: {}.", report.reached)
     _print_sinks("NOT reached: {}.", report.not_reached)
     _print_sinks("No route sends this to: {}.", report.without_route)
-    _print_sinks(
-        "No route sends the end of an event to {}: real alerts stay open there. This exercise has"
-        " closed its own.",
-        report.closed_by_drill,
-    )
+    unrouted_end = UNROUTED_END
+    if source.facts is None:  # a fleet sends the end itself, whatever VMs exist
+        unrouted_end += VANISHED_VM
+    _print_sinks(unrouted_end, report.closed_by_drill)
     _print_sinks(
         f"STILL OPEN: {{}}. Close the alert of {report.event_id} there by hand.",
         report.still_open,
