@@ -104,14 +104,14 @@ def test_exception_of_a_sink_is_recorded_without_secrets(
 def test_exception_of_a_plugin_is_reported_to_its_author(
     owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    owner.add("a")
     plugin = ForeignSink("gotify", Recording(Mock(side_effect=KeyError("priority"))))
-    with CourierHere(owner, orders(), lambda _name: plugin) as courier:
+    owner.add("a")
+
+    with CourierThreads(owner, orders(), lambda _name: plugin) as courier:
         courier.until(lambda: owner.results)
 
     (row,) = owner.rows
     (line,) = [line for line in caplog.records if "did not accept" in line.getMessage()]
-
     assert row.state == "pending"
     advice = "the sink gotify is faulty, report it to the author of its package"
     assert row.error == f"{advice}: it raised KeyError('priority')"
@@ -132,11 +132,11 @@ def test_sink_with_an_unusable_file_names_it(owner: Owner, tmp_path: Path) -> No
         return make(name, config, Messages())
 
     owner.add("a")
-    with CourierHere(owner, orders(), make_sink) as courier:
+
+    with CourierThreads(owner, orders(), make_sink) as courier:
         courier.until(lambda: owner.results)
 
     (row,) = owner.rows
-
     assert row.state == "pending"
     assert "no certificate or crl found" in row.error
     assert "report it" not in row.error
