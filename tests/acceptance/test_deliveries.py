@@ -265,7 +265,7 @@ def test_incident_is_closed_as_the_drill_says_when_no_route_sends_the_end(
     with PagerDuty() as pagerduty:
         config = place.write({"pager": pager(pagerduty)}, routes)
         with RunningAgent(imds.endpoint, place.state, config) as agent:
-            agent.listens()
+            agent.wait_until_listening()
             drill = place.drill(config)
             imds.set_document(listed("e"))
             eventually(lambda: pagerduty.effects[2:] == ["opened"])
