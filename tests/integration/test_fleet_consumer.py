@@ -28,11 +28,11 @@ from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.instance_state import InstanceState, state_of
 from notbefore.fleet.keeper import Parts
+from notbefore.fleet.notification import Notification
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.sdk import READ_IN, namespace_of
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.snapshot_store import FileSnapshots, LostPartitionError
-from notbefore.fleet.waves import Notification
 from support.agent import eventually
 from support.fleet_instance import send, write_fleet_config
 from support.fleet_records import report, vm

@@ -16,7 +16,7 @@ from notbefore.core.routing import Routing
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
-from notbefore.fleet.waves import Grouping, Notification
+from notbefore.fleet.waves import Grouping
 from notbefore.wording.records import heartbeat_of
 from support.fleet_log import EACH, grouped
 from support.fleet_records import body, report, vm
@@ -77,15 +77,14 @@ def deliveries_of(
     now = time.time()
     deliveries: list[Delivery] = []
     for records in parts:
-        notifications: list[Notification] = []
         for record in records:
             number = fold.state.position.sequence + 1
-            notifications += fold.add(body(record), Position(str(number), number, now))
+            for notification in fold.add(body(record), Position(str(number), number, now)):
+                outbox.commit("0", notification)
         for later in (1, after, 2 * after):
-            notifications += fold.advance(now + later)
+            for notification in fold.advance(now + later):
+                outbox.commit("0", notification)
         now += 2 * after
-        for notification in notifications:
-            outbox.commit("0", notification)
         deliveries += outbox.part("0", fold.event_keys()).rows
         outbox.leave("0")
     return deliveries

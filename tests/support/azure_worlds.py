@@ -12,9 +12,9 @@ from datetime import timedelta
 from typing import Any, Final, Literal, NamedTuple
 
 from notbefore.core.change import Change
+from notbefore.fleet.notification import Notification
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
-from notbefore.fleet.waves import Notification
 from support.azure import T0
 from support.fleet_log import EACH, snapshot_of
 from support.random_fleets import DELETING, TYPES, Group, record_of, without_silent_vms

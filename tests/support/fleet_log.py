@@ -8,9 +8,10 @@ from notbefore.core.delivery import deliveries
 from notbefore.core.message import Message
 from notbefore.core.record import Vm
 from notbefore.core.routing import Route, Routing, Terms
+from notbefore.fleet.notification import Notification
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position, Snapshot, compressed, read_snapshot
-from notbefore.fleet.waves import Grouping, Notification
+from notbefore.fleet.waves import Grouping
 from notbefore.wording.records import heartbeat_of, record_of
 from notbefore.wording.texts import Text, text_of
 from support.azure import T0, at

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
+from notbefore.fleet.notification import Notification
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
-from notbefore.fleet.waves import Notification
 from support.azure import T0
 from support.fleet_log import grouped, snapshot_of
 

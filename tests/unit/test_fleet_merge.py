@@ -15,12 +15,14 @@ from notbefore.core.change import LifecycleKind
 from notbefore.core.document import Event
 from notbefore.core.record import Vm
 from notbefore.core.routing import Match, Route
-from notbefore.fleet import waves
+from notbefore.fleet import notification
 from notbefore.fleet.hub_records import Report, read
+from notbefore.fleet.notification import Notification
 from notbefore.fleet.shown_waves import ShownWave, coming
 from notbefore.fleet.snapshot import FORM, compressed, read_snapshot
 from notbefore.fleet.story import Standing, Story
-from notbefore.fleet.waves import Grouping, Notification
+from notbefore.fleet.wave import Wave, event_of_wave
+from notbefore.fleet.waves import Grouping
 from notbefore.wording.records import heartbeat_of, record_of
 from support.azure import T0, at
 from support.fleet_log import EACH, LIMIT, VMS, WAVES, A, B, C, D, Log, grouped, snapshot_of
@@ -862,14 +864,13 @@ def test_record_is_set_aside_when_the_fold_fails_on_it(
 
 def break_wave_of_e0(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the notification of the wave that contains E0 fail."""
-    event_of_wave = waves.event_of_wave
 
-    def fail_on_e0(wave: waves.Wave, standing: Standing) -> Event:
+    def fail_on_e0(wave: Wave, standing: Standing) -> Event:
         if "e0" in wave.stories:
             raise KeyError("unforeseen")
         return event_of_wave(wave, standing)
 
-    monkeypatch.setattr(waves, "event_of_wave", fail_on_e0)
+    monkeypatch.setattr(notification, "event_of_wave", fail_on_e0)
 
 
 def test_failing_wave_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from notbefore.core.routing import Match, Route
 from notbefore.fleet.mutes import Mute, is_muted
+from notbefore.fleet.notification import Notification
 from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST_INTERVAL
 from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.story import MAX_REPORTERS
-from notbefore.fleet.waves import Grouping, Notification
+from notbefore.fleet.waves import Grouping
 from support import random_fleets
 from support.azure import T0, at
 from support.fleet_log import LIMIT, WAVES, A, B, C, Log, grouped, snapshot_of, text_of_last

@@ -16,7 +16,7 @@ from notbefore.commands.options import load_configuration
 from notbefore.core.record import FleetFacts
 from notbefore.errors import ConfigError
 from notbefore.fleet.hub_records import Place
-from notbefore.fleet.waves import vm_of
+from notbefore.fleet.wave import vm_of
 
 VM_NAME: Final = "exercise"  # of the VM that the exercise affects
 FACTS: Final = FleetFacts(fleet_events=1, fleet_vms=1, fleet_reported_by=1)

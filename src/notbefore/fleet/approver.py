@@ -18,9 +18,10 @@ from notbefore.errors import NotBeforeError
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.maintenance import Acknowledgement, MaintenanceProvider, target_of
+from notbefore.fleet.notification import Notification
 from notbefore.fleet.open_events import OpenEvent
 from notbefore.fleet.story import Standing, from_unix
-from notbefore.fleet.waves import Notification, vm_of
+from notbefore.fleet.wave import vm_of
 from notbefore.process.control_socket import ControlReply, ControlRequest
 
 UNNAMED: Final = "the event names no VM; to approve it anyway, add `--without-resources`"

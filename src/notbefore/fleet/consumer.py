@@ -30,11 +30,11 @@ from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.instance_state import InstanceState, Reading, state_of
 from notbefore.fleet.keeper import Held, Keeper, Parts
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
+from notbefore.fleet.notification import Notification
 from notbefore.fleet.open_events import OpenEvent, open_events
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
 from notbefore.fleet.snapshot_store import LostPartitionError
-from notbefore.fleet.waves import Notification
 from notbefore.net.streams import StreamsLoop, abort_streams
 
 BATCH: Final = 300  # the most records of one partition in a batch

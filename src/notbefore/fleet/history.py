@@ -20,7 +20,7 @@ from notbefore.core.change import Outcome
 from notbefore.errors import StoreError
 from notbefore.fleet.shown_waves import EventFacts
 from notbefore.fleet.story import OUTCOMES, EndedBy, Measures, Story, from_unix
-from notbefore.fleet.waves import azure_status
+from notbefore.fleet.wave import azure_status
 from notbefore.store.lock import PRIVATE_DIRECTORY, prepare_file
 
 FILE_NAME: Final = "fleet-history.db"

@@ -12,8 +12,8 @@ from msgspec import Meta, Struct
 
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.fleet.hub_records import Place
+from notbefore.fleet.notification import Notification
 from notbefore.fleet.shown_waves import fits
-from notbefore.fleet.waves import Notification
 
 NOTE: Final = "mutes"  # the name of the note in which the instances share them
 MAX_MUTES: Final = 200

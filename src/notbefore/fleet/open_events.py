@@ -10,7 +10,7 @@ from notbefore.core.tracked import PendingEvent
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.story import Standing, Story
-from notbefore.fleet.waves import facts_of
+from notbefore.fleet.wave import facts_of
 
 
 class OpenEvent(Struct, frozen=True):

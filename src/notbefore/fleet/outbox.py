@@ -15,7 +15,8 @@ from notbefore.core.outbox import OF_A_FLEET, Outbox
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Routing
-from notbefore.fleet.waves import Notification, routable
+from notbefore.fleet.notification import Notification
+from notbefore.fleet.waves import routable
 from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
 from notbefore.store.stored_outbox import StoredOutbox, log_left_open

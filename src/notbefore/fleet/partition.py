@@ -22,6 +22,7 @@ from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.azure_messages import AzureMessages, AzureReport, read_record
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report
+from notbefore.fleet.notification import Notification
 from notbefore.fleet.silence import FORGET_SECONDS, Silence
 from notbefore.fleet.snapshot import AzureVm, Closed, Position, Snapshot, Unknown
 from notbefore.fleet.story import (
@@ -33,14 +34,8 @@ from notbefore.fleet.story import (
     Story,
     from_unix,
 )
-from notbefore.fleet.waves import (
-    Grouping,
-    Notification,
-    Wave,
-    Waves,
-    by_progress,
-    copied,
-)
+from notbefore.fleet.wave import Wave, by_progress, copied
+from notbefore.fleet.waves import Grouping, Waves
 
 CHUNK: Final = 8  # steps that ``advance_chunk`` takes: a step of a large wave needs milliseconds
 UNWATCHED: Final = 120.0  # seconds between two looks; after more, the hub was not read meanwhile

@@ -13,7 +13,7 @@ from notbefore.core.event_types import event_type_of
 from notbefore.core.text import natural, one_line, some_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.story import Story
-from notbefore.fleet.waves import (
+from notbefore.fleet.wave import (
     Wave,
     affected,
     azure_status,

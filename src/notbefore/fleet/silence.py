@@ -28,7 +28,8 @@ from notbefore.fleet.hub_records import (
     one_place,
 )
 from notbefore.fleet.story import Standing, Story, from_unix
-from notbefore.fleet.waves import Grouping, OpenWaves, Waves
+from notbefore.fleet.wave import OpenWaves
+from notbefore.fleet.waves import Grouping, Waves
 from notbefore.wording.phrases import MISSING
 
 INTERVALS: Final = 3  # of its heartbeats: after so many without a record a VM is silent

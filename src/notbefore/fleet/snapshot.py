@@ -15,7 +15,7 @@ from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import OVER, AzureWord, Standing
-from notbefore.fleet.waves import OpenWaves, Wave
+from notbefore.fleet.wave import OpenWaves, Wave
 
 # The version of a snapshot's form. Forms only add fields at the end, so that a version also reads
 # the previous one; what cannot be added needs a reader of its own.

@@ -1,11 +1,11 @@
 """``Story``: one event, merged from the reports of many VMs and of Azure itself. Pure.
 
 The result depends neither on the order of the reports nor on their repetition: the strongest claim
-counts (``STRENGTH``). Azure is one more reporter, but no VM: its word about the end counts more
-than what VMs list. People are notified once of each step between two standings (``STEPS``).
+counts (``STRENGTH``). Azure is another reporter, but no VM: its word about the end counts more than
+what VMs list. People are notified once of each step between two standings (``STEPS``).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from enum import IntEnum
 from sys import intern
@@ -24,7 +24,7 @@ from notbefore.fleet.hub_records import Place, Report
 class Standing(IntEnum):
     """The state of an event. If two claims differ, the greater one counts: see ``STRENGTH``."""
 
-    NEW = 0  # nothing is known about it, or no one was notified of it
+    NEW = 0  # nothing is known about the event, or no one was notified of it
     SCHEDULED = 1
     ENDED = 2  # gone, and no VM saw how
     CANCELED = 3
@@ -35,12 +35,12 @@ class Standing(IntEnum):
 STRENGTH: Final[dict[LifecycleKind, Standing]] = {
     "announced": Standing.SCHEDULED,
     "updated": Standing.SCHEDULED,
-    "ended": Standing.ENDED,  # this VM saw no end: one that did knows better
+    "ended": Standing.ENDED,  # this VM saw no end: a VM that saw it knows better
     "canceled": Standing.CANCELED,  # it looks canceled: a VM that saw the start knows better
     "started": Standing.STARTED,
     "finished": Standing.FINISHED,  # it had started, and is over
 }
-"""Change -> the claim that a VM makes by it. Of two claims, that of the VM that saw more counts."""
+"""Change -> the claim that a VM makes by it. The claim of the VM that saw more counts."""
 
 AZURE_CLAIMS: Final[dict[AzureStatus, Standing]] = {
     "Scheduled": Standing.SCHEDULED,
@@ -74,7 +74,7 @@ _ENDS: Final[dict[Standing, LifecycleKind]] = {
 STEPS: Final[dict[Standing, dict[Standing, LifecycleKind]]] = {
     Standing.NEW: {Standing.SCHEDULED: "announced", Standing.STARTED: "started", **_ENDS},
     Standing.SCHEDULED: {Standing.SCHEDULED: "updated", Standing.STARTED: "started", **_ENDS},
-    # only a wave goes from started to canceled: the rest of its events were canceled
+    # only a wave is canceled after its start: the rest of its events were canceled
     Standing.STARTED: {Standing.STARTED: "updated", **_ENDS, Standing.CANCELED: "finished"},
     # it looked canceled, and was not
     Standing.CANCELED: {Standing.STARTED: "started", Standing.FINISHED: "finished"},
@@ -89,7 +89,7 @@ STEPS: Final[dict[Standing, dict[Standing, LifecycleKind]]] = {
 """Last notified standing -> standing now -> the change to notify of. Other pairs have none."""
 
 WORDING: Final = ("description", "event_source", "duration")
-"""The fields of an event that are news only from a VM: Azure may word them differently."""
+"""The fields of an event that are no news from Azure: it may word them differently than VMs."""
 
 DETAILS: Final = ("resources", *WORDING)
 """The fields of an event that a VM may not know: older api-versions do not have all of them."""
@@ -172,11 +172,13 @@ class Story(Struct, array_like=True):
     named: bool = False  # a notification of its wave has named it
     shares_id: bool = False  # another resource group's event had its EventId first
     by_affected: bool = False  # ``place`` is that of affected VMs, no longer that of others
-    older: dict[str, Source] = {}  # of ``DETAILS``: where those are from that ``newest`` has not
-    gone: set[str] = set()  # VMs that have vanished or fallen silent: their last words do not count
+    # where the values of ``DETAILS`` are from that are older than ``newest``
+    older: dict[str, Source] = {}
+    # VMs that have vanished or fallen silent: what they reported about the end does not count
+    gone: set[str] = set()
     joined: set[str] = set()  # affected VMs, in one case, that no notification has named here
     azure: AzureWord | None = None
-    by_azure: bool = False  # ``place`` is Azure's: that of any VM says more
+    by_azure: bool = False  # ``place`` is Azure's: the place of any VM says more
     was_over: bool = False  # VMs reported its end before it was closed, and then opened again
 
     @classmethod
@@ -277,7 +279,7 @@ class Story(Struct, array_like=True):
         return content_changed or standing_changed or was_awaiting is not self.awaits_reports
 
     def leave_out(self, vms: set[str]) -> bool:
-        """Leave out these VMs, and no others; return whether the standing has changed."""
+        """Leave out exactly these VMs; return whether the standing has changed."""
         self.gone = vms
         return self._judge_again()
 
@@ -335,7 +337,7 @@ class Story(Struct, array_like=True):
         return "nobody"
 
     def give_up(self) -> None:
-        """End the event, as its limit has passed: it is over as far as is known."""
+        """End the event because its limit has passed: no one knows more about it."""
         self.given_up = True
         self._judge_again()
 
@@ -439,12 +441,7 @@ class Story(Struct, array_like=True):
         if report.change == "started":
             self.started = min(self.started or report.time, report.time)
 
-        source = _source_of(report)
-        if report.not_before is None:
-            return
-        if self.not_before is None or source >= self.dated:
-            self.not_before = report.not_before
-            self.dated = source
+        self._take_not_before(report.not_before, _source_of(report))
 
     def _take_place(self, report: Report) -> None:
         self.locate(report.place, affected=_is_affected(report))
@@ -472,7 +469,7 @@ class Story(Struct, array_like=True):
         reported = _event_of(report)
         worded_by_azure = [name for name in WORDING if self._source_of(name)[0] == BEFORE_ALL_VMS]
 
-        details = self._newest_details(reported, source)
+        details = self._newest_details(reported, dict.fromkeys(DETAILS, source), source)
         if source >= self.newest:
             self.newest = source
             self.event = replace(reported, not_before=self.not_before, **details)
@@ -493,47 +490,67 @@ class Story(Struct, array_like=True):
     def _take_content_of_azure(self, report: AzureReport, time: datetime) -> bool:
         """Keep Azure's newest content; return whether it differs in a way that is worth an update.
 
-        The wording is that of the VMs, if one has reported it, and no news.
+        Azure's wording counts only until a VM has reported one, and is no news.
         """
         source = (time, "", report.status)
         wording_source = (BEFORE_ALL_VMS, "", f"{time.isoformat()} {report.status}")
+        sources = dict.fromkeys(DETAILS, source) | dict.fromkeys(WORDING, wording_source)
         before = self.event
+        reported = report.event
 
-        not_before = report.event.not_before
-        if not_before is not None and (self.not_before is None or source >= self.dated):
-            self.not_before = not_before
-            self.dated = source
-
-        details: dict[str, Any] = {}
-        sources: dict[str, Source] = {}
-        for name in DETAILS:
-            details[name] = getattr(before, name)
-            sources[name] = self._source_of(name)
-            value = getattr(report.event, name)
-            value_source = wording_source if name in WORDING else source
-            is_newer = _is_missing(details[name]) or value_source >= sources[name]
-            if is_newer and not _is_missing(value):
-                details[name] = value
-                sources[name] = value_source
-
+        self._take_not_before(reported.not_before, source)
+        details = self._newest_details(reported, sources, source)
         event = before
         if source >= self.newest:
             self.newest = source
-            event = replace(event, event_type=report.event.event_type)
+            event = replace(event, event_type=reported.event_type)
             if report.status != CANCELED:
-                event = replace(event, event_status=report.event.event_status)
+                event = replace(event, event_status=reported.event_status)
         self.event = replace(event, not_before=self.not_before, **details)
-        self.older = {
-            name: value_source
-            for name, value_source in sources.items()
-            if value_source < self.newest and not _is_missing(details[name])
-        }
 
         self._note_vms(before)
         if AZURE_CLAIMS[report.status] in OVER:
             return False  # the step itself is the news
         before = _with_details(_completed(before, self.event), self.event, WORDING)
         return self._is_update(before)
+
+    def _take_not_before(self, not_before: datetime | None, source: Source) -> None:
+        """Keep the newest NotBefore that is known."""
+        if not_before is None:
+            return
+        if self.not_before is None or source >= self.dated:
+            self.not_before = not_before
+            self.dated = source
+
+    def _newest_details(
+        self, reported: Event, sources: Mapping[str, Source], source: Source
+    ) -> dict[str, Any]:
+        """Return the newest known value of each of ``DETAILS``, and note where it is from.
+
+        ``sources``: where each of the reported values is from. ``source``: where the report itself
+        is from.
+        """
+        newest = max(source, self.newest)
+        details: dict[str, Any] = {}
+        older: dict[str, Source] = {}
+        for name in DETAILS:
+            value = getattr(self.event, name)
+            value_source = self._source_of(name)
+            reported_value = getattr(reported, name)
+            is_newer = _is_missing(value) or sources[name] >= value_source
+            if is_newer and not _is_missing(reported_value):
+                value = reported_value
+                value_source = sources[name]
+
+            details[name] = value
+            if value_source < newest and not _is_missing(value):
+                older[name] = value_source
+        self.older = older
+        return details
+
+    def _source_of(self, name: str) -> Source:
+        """Return where the value of one of ``DETAILS`` is from."""
+        return self.older.get(name, self.newest)
 
     def _is_update(self, before: Event) -> bool:
         """Whether the event differs from what it was before in a way that is worth an update."""
@@ -549,31 +566,6 @@ class Story(Struct, array_like=True):
         if vms_now != vms_before:
             self.by_affected = False  # other VMs are affected now
             self.joined = (self.joined | (vms_now - vms_before)) & vms_now
-
-    def _source_of(self, name: str) -> Source:
-        """Return where the value of one of ``DETAILS`` is from."""
-        return self.older.get(name, self.newest)
-
-    def _newest_details(self, reported: Event, source: Source) -> dict[str, Any]:
-        """Return the newest known value of each of ``DETAILS``; note where it is from."""
-        details: dict[str, Any] = {}
-        for name in DETAILS:
-            known = getattr(self.event, name)
-            value = getattr(reported, name)
-            known_source = self._source_of(name)
-            is_newer = _is_missing(known) or source >= known_source
-            if not _is_missing(value) and is_newer:
-                details[name] = value
-                value_source = source
-            else:
-                details[name] = known
-                value_source = known_source
-
-            if _is_missing(details[name]) or value_source >= max(source, self.newest):
-                self.older.pop(name, None)
-            else:
-                self.older[name] = value_source
-        return details
 
 
 def _is_missing(value: object) -> bool:

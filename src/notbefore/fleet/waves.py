@@ -1,85 +1,34 @@
-"""``Waves``: groups of stories that belong together, and the times of their notifications. Pure.
+"""``Waves``: which stories are notified together, and when. Pure.
 
 The terms are Alertmanager's. ``group_by`` defines which stories of one resource group and the same
 routes are a group, called a wave. ``group_wait`` is how long the first notification waits for more
 of them, ``group_interval`` how long a digest waits. The start of a wave is notified at once; its
 end waits for ``group_interval``. News that would lose its notice by waiting for the next digest
-does not wait for it. A wave has the form of one event, with all its VMs as ``Resources``, so that
-every sink and route of the agent can handle it.
+does not wait for it.
 
 All times are the hub's: every instance that reads the same log makes the same notifications, under
 the same ids.
 """
 
-from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Final, NamedTuple
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import (
-    AS_FAR_AS_KNOWN,
-    AZURE_CANCELED,
-    AZURE_COMPLETED,
-    SILENT,
-    Change,
-    LifecycleKind,
-    Reason,
-    change_id,
-)
-from notbefore.core.document import SCHEDULED, STARTED, Event
-from notbefore.core.event_types import SEVERITIES
+from notbefore.core.change import change_id
+from notbefore.core.document import Event
 from notbefore.core.outbox_rows import Schedule
-from notbefore.core.record import WAVE, FleetFacts, Vm
-from notbefore.core.routing import Route, severity_of
-from notbefore.core.text import natural
-from notbefore.fleet.hub_records import Place
-from notbefore.fleet.story import (
-    OUTCOMES,
-    OVER,
-    STATUS_ORDER,
-    STEPS,
-    Standing,
-    Story,
-    content,
-    from_unix,
-)
+from notbefore.core.record import WAVE, Vm
+from notbefore.core.routing import Route
+from notbefore.fleet.notification import Notification, notify
+from notbefore.fleet.story import OVER, Standing, Story
+from notbefore.fleet.wave import OpenWaves, Wave, by_progress, severity, vm_of
 
 MAX_ROUTED: Final = 16  # places by which the notifications of one wave are routed, by other routes
-VMS_IN_NOTIFICATION: Final = 2_000  # further ones are left out
 SHARE_OF_NOTICE: Final = 3  # news waits for a third of the notice left at most: a Preempt has 30 s
 SHARE_OF_DIGEST: Final = 2  # or for the next digest, if it leaves at least half of that notice
 DIGESTS_PER_STANDING: Final = 1_000  # a wave that begins again numbers its digests from a multiple
-
-_REASONS: Final[dict[LifecycleKind, Reason]] = {
-    "announced": "first_seen_scheduled",
-    "updated": "content_changed",
-    "started": "status_started",
-    "canceled": "gone_before_start",
-    "finished": "gone_after_start",
-    "ended": "not_watched",
-}
-
-_AZURE_REASONS: Final[dict[Standing, Reason]] = {
-    Standing.FINISHED: AZURE_COMPLETED,
-    Standing.CANCELED: AZURE_CANCELED,
-}
-"""The end of a wave -> its reason, if Azure has reported the end of each of its events."""
-
-_BY_WEIGHT: Final = (
-    Standing.STARTED,
-    Standing.SCHEDULED,
-    Standing.ENDED,
-    Standing.FINISHED,
-    Standing.CANCELED,
-)
-"""The standing of a wave is the first of these that one of its stories has.
-
-It is started while one of its events is, and over once all of them are. Then the least known end
-counts.
-"""
 
 
 class Grouping(Struct, frozen=True):
@@ -100,78 +49,11 @@ class Grouping(Struct, frozen=True):
         return "event_id" in self.group_by
 
 
-class Wave(Struct, array_like=True):
-    """One group of stories. Mutable: only ``Waves`` changes it."""
-
-    event_key: str  # the event key of its notifications
-    stories: dict[str, Story] = {}
-    notified: Standing = Standing.NEW  # the standing that was notified last
-    notified_event: Event | None = None
-    notified_at: float = 0.0  # Unix seconds of the hub's clock; when it began, if not notified yet
-    due: float | None = None  # when the next notification is due, in Unix seconds
-    number: int = 0  # the number of the last digest
-    nth: int = 0  # the number of earlier events with this id
-    routed: tuple[Vm, ...] = ()  # the places that route its notifications, each once
-    notified_progress: tuple[int, ...] = ()  # ``Progress.counts`` as notified
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The key under which it is open; it must have stories."""
-        story = next(iter(self.stories.values()))
-        return story.labels
-
-    @property
-    def heard_at(self) -> float:
-        """When the last record about it came, in Unix seconds; it must have stories."""
-        return max(story.heard_at for story in self.stories.values())
-
-    @property
-    def standing(self) -> Standing:
-        """Its state, by those of its stories."""
-        standings: set[Standing] = set()
-        for story in self.stories.values():
-            if story.standing is Standing.STARTED:
-                return Standing.STARTED  # nothing counts more: a wave may have thousands of stories
-            standings.add(story.standing)
-        for standing in _BY_WEIGHT:
-            if standing in standings:
-                return standing
-        return Standing.NEW
-
-
-OpenWaves = dict[tuple[str, ...], Wave]
-"""By ``Story.labels``: resource group, values of ``group_by``, whether an exercise, the routes."""
-
-
-class Notification(Struct, frozen=True):
-    """A change of a wave, with what its VMs have in common, and what only many VMs show."""
-
-    change: Change
-    vm: Vm
-    place: Place  # of ``vm``
-    facts: FleetFacts
-    exercise: bool = False
-    routed: tuple[Vm, ...] = ()  # the places that route it: its end goes where its start went
-
-
 class DueWave(NamedTuple):
     """A wave that was due, and its notification; ``None`` if there is nothing to notify of."""
 
     wave: Wave
     notification: Notification | None
-
-
-class Progress(NamedTuple):
-    """The stories of a wave by how far they are."""
-
-    to_come: list[Story]
-    under_way: list[Story]
-    over: list[Story]
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """How many stories are in each part."""
-        return len(self.to_come), len(self.under_way), len(self.over)
 
 
 class Waves:
@@ -380,15 +262,10 @@ class Waves:
                 self._schedule.put(labels, rests_until)
                 continue
 
-            notification = _notify(wave)
+            notification = notify(wave)
             if wave.standing in OVER:
                 del self.open[labels]
             return DueWave(wave, notification)
-
-
-def copied(open_waves: OpenWaves) -> OpenWaves:
-    """Return a copy of waves, which shares nothing with them."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(open_waves), type=OpenWaves)
 
 
 def _label(name: str, story: Story) -> str:
@@ -445,7 +322,7 @@ def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
         return True
 
     # it is more severe than what people expect
-    return _severity(story.event) < _severity(notified_event)
+    return severity(story.event) < severity(notified_event)
 
 
 def _is_earlier(story: Story, expected: datetime | None, now: float) -> bool:
@@ -464,11 +341,6 @@ def _notice_left(story: Story, now: float) -> float:
     if story.not_before is None:
         return 0.0
     return story.not_before.timestamp() - now
-
-
-def _severity(event: Event) -> int:
-    """Return the rank of an event's severity: the smallest is the most severe."""
-    return SEVERITIES.index(severity_of(event.event_type, None, event.duration))
 
 
 # ---- the routes of a wave
@@ -496,308 +368,3 @@ def routable(vm: Vm) -> Vm:
     if not vm.subscription_id:
         return vm
     return replace(vm, vm_id="fleet")
-
-
-# ---- a wave as one event
-
-
-def event_of_wave(wave: Wave, standing: Standing) -> Event:
-    """Return the wave as one event, with the first NotBefore of its events that have not started.
-
-    Its VMs are in the order of ``by_progress``: of too many, it names those that still have time.
-    """
-    stories = list(wave.stories.values())
-    live = [story for story in stories if story.standing not in OVER] or stories
-    most_urgent = min(live, key=_urgency)
-    if len(stories) == 1 and wave.event_key == most_urgent.event.key:
-        not_before = None if standing is Standing.STARTED else most_urgent.not_before
-        return replace(most_urgent.event, not_before=not_before)
-
-    names: dict[str, None] = {}
-    for part in by_progress(_named(stories)):
-        names |= dict.fromkeys(affected(part))
-
-    not_started = [story for story in live if story.standing is not Standing.STARTED]
-    dates = [story.not_before for story in not_started if story.not_before is not None]
-
-    event_status = SCHEDULED  # as a VM reports it
-    if standing in (Standing.STARTED, Standing.FINISHED):
-        event_status = STARTED
-
-    durations = [story.event.duration for story in stories if story.event.duration is not None]
-    return replace(
-        most_urgent.event,
-        event_id=wave.event_key,
-        event_status=event_status,
-        resources=tuple(names)[:VMS_IN_NOTIFICATION],
-        not_before=min(dates, default=None),
-        duration=max(durations, default=None),
-    )
-
-
-def by_progress(stories: Collection[Story]) -> Progress:
-    """Return the stories that are still to come, those under way, and those that are over."""
-    return Progress(
-        to_come=[story for story in stories if story.standing is Standing.SCHEDULED],
-        under_way=[story for story in stories if story.standing is Standing.STARTED],
-        over=[story for story in stories if story.standing in OVER],
-    )
-
-
-def _named(stories: list[Story]) -> list[Story]:
-    """Return the stories whose VMs a notification names.
-
-    A silent VM that is heard from again is silent no longer: it is only named at the end.
-    """
-    if stories[0].event.event_type != SILENT:
-        return stories
-    return by_progress(stories).under_way or stories
-
-
-def affected(stories: Iterable[Story]) -> list[str]:
-    """Return the names of the affected VMs in natural order, each once."""
-    names: set[str] = set()
-    for story in stories:
-        names.update(story.event.resources)
-    return sorted(names, key=natural)
-
-
-def reporters(stories: Iterable[Story]) -> set[str]:
-    """Return the VMs that have reported any of these stories."""
-    names: set[str] = set()
-    for story in stories:
-        names.update(story.reported)
-    return names
-
-
-def azure_status(stories: Iterable[Story]) -> str | None:
-    """Return the last status that Azure itself has reported; ``None`` if it has reported none.
-
-    Of several events, it is that of the one that is the least advanced.
-    """
-    words = [story.azure for story in stories if story.azure is not None]
-    statuses = [word.status for word in words]
-    return min(statuses, key=STATUS_ORDER.index, default=None)
-
-
-def place_of(stories: Iterable[Story]) -> Place:
-    """Return what the places of these stories have in common; there must be at least one."""
-    first_place, *places = [story.place for story in stories]
-    common = first_place
-    for place in places:
-        common = common.shared(place)
-    return common
-
-
-def vm_of(place: Place, names: tuple[str, ...]) -> Vm:
-    """Return what the VMs of a place have in common, for routes and records.
-
-    It has their name if there is only one.
-    """
-    tags = dict(place.tags)
-    name = ""
-    if len(set(names)) == 1:
-        name = names[0]
-    return Vm(
-        name=name,
-        subscription_id=place.subscription,
-        resource_group=place.resource_group,
-        location=place.region,
-        zone=place.zone,
-        scale_set=place.scale_set,
-        tags=tags,
-        record_tags=tuple(tags),
-    )
-
-
-def _urgency(story: Story) -> tuple[int, datetime, str]:
-    """Return the rank of a story: the smallest is the most urgent."""
-    date = story.not_before or story.first_seen
-    return _severity(story.event), date, story.event.key
-
-
-# ---- the notification of a wave
-
-
-def _notify(wave: Wave) -> Notification | None:
-    """Return the notification of a wave that is due; ``None`` if there is nothing to notify of."""
-    due = wave.due or 0.0
-    wave.due = None  # first: if this fails, the other waves do not wait
-
-    standing = wave.standing
-    event = event_of_wave(wave, standing)
-    progress = by_progress(wave.stories.values()).counts
-    if wave.notified is Standing.STARTED and standing is Standing.SCHEDULED:
-        standing = Standing.STARTED  # it is between two of its events, and does not start twice
-
-    kind = STEPS[wave.notified].get(standing)
-    if kind is None:
-        return None
-    if kind == "updated":
-        if _is_same(wave, event, progress):
-            return None
-        wave.number += 1
-
-    notification = _notification(wave, event, kind, standing, from_unix(due))
-    wave.notified = standing
-    wave.notified_event = event
-    wave.notified_at = due
-    wave.notified_progress = progress
-    for story in wave.stories.values():
-        story.named = True
-        story.joined.clear()
-        story.late = False
-    return notification
-
-
-def _is_same(wave: Wave, event: Event, progress: tuple[int, ...]) -> bool:
-    """Whether people know all of this already."""
-    if wave.notified_event is None:
-        return False
-    if progress != wave.notified_progress:
-        return False
-    if any(story.joined for story in wave.stories.values()):
-        return False
-    return content(event) == content(wave.notified_event)
-
-
-def _notification(
-    wave: Wave,
-    event: Event,
-    kind: LifecycleKind,
-    standing: Standing,
-    now: datetime,
-) -> Notification:
-    stories = list(wave.stories.values())
-    place = place_of(stories)
-    return Notification(
-        change=_change(wave, event, kind, standing, now),
-        vm=vm_of(place, event.resources),
-        place=place,
-        facts=facts_of(stories),
-        exercise=any(story.exercise for story in stories),
-        routed=wave.routed,
-    )
-
-
-def facts_of(stories: list[Story]) -> FleetFacts:
-    """Return what all reports of these stories, of which there is at least one, show together."""
-    progress = by_progress(stories)
-    vms: set[str] = set()
-    for story in _named(stories):
-        vms.update(story.vms)
-
-    facts = FleetFacts(
-        fleet_events=len(stories),
-        fleet_vms=len(vms),
-        fleet_reported_by=len(reporters(stories)),
-        fleet_under_way=len(progress.under_way),
-        fleet_over=len(progress.over),
-        fleet_azure_status=azure_status(stories),
-    )
-    groups = {story.place.vm_group for story in _named(stories)}
-    if len(groups) == 1 or stories[0].event.event_type != SILENT:
-        return facts
-
-    scale_sets = [group for group in groups if group.scale_set]
-    return replace(
-        facts,
-        fleet_scale_sets=len(scale_sets),
-        fleet_resource_groups=len(groups) - len(scale_sets),
-    )
-
-
-def _change(
-    wave: Wave,
-    event: Event,
-    kind: LifecycleKind,
-    standing: Standing,
-    now: datetime,
-) -> Change:
-    stories = list(wave.stories.values())
-    measured = [measures for story in stories for measures in story.measured.values()]
-    notices = [measures.notice for measures in measured if measures.notice is not None]
-    starts = [story.started for story in stories if story.started is not None]
-    first_seen = min(story.first_seen for story in stories)
-    started = min(starts, default=None)
-    not_before = _known_not_before(stories, event)
-
-    digest = ""
-    if kind == "updated":
-        digest = str(wave.number)
-
-    ahead_seconds = None
-    if standing not in (Standing.STARTED, Standing.FINISHED):
-        ahead_seconds = _seconds(now, not_before)
-
-    scheduled_seconds = None
-    if kind == "started":
-        scheduled_seconds = _seconds(first_seen, started)
-
-    over_since = None
-    interruption = None
-    if standing in OVER:
-        ends = [story.over for story in stories if story.over is not None]
-        gaps = [measures.interruption for measures in measured if measures.interruption is not None]
-        over_since = max(ends, default=None)
-        interruption = max(gaps, default=None)
-
-    return Change(
-        id=change_id(wave.event_key, kind, digest, wave.nth),
-        kind=kind,
-        reason=_reason(wave, kind, standing),
-        time=now,
-        event=event,
-        scope="self",  # it affects the fleet
-        incarnation=0,
-        first_seen=first_seen,
-        previous=wave.notified_event,
-        outcome=OUTCOMES.get(standing),
-        not_before=not_before,
-        ahead_seconds=ahead_seconds,
-        notice_seconds=min(notices, default=None),
-        scheduled_seconds=scheduled_seconds,
-        started_seconds=_seconds(started, over_since),
-        interruption=interruption,
-        over_since=over_since,
-    )
-
-
-def _known_not_before(stories: Collection[Story], event: Event) -> datetime | None:
-    """Return the NotBefore of a wave; once none of its events is to come, the first one it had."""
-    if event.not_before is not None:
-        return event.not_before
-    progress = by_progress(stories)
-    if progress.to_come:
-        return None
-
-    # what is over says nothing about those that are still under way
-    dated = progress.under_way or stories
-    dates = [story.not_before for story in dated if story.not_before is not None]
-    return min(dates, default=None)
-
-
-def _reason(wave: Wave, kind: LifecycleKind, standing: Standing) -> Reason:
-    stories = list(wave.stories.values())
-    # people were notified of an end that was none, or not the right one
-    if wave.notified in OVER or any(story.late for story in stories):
-        return "corrected"
-    if standing in OVER and any(story.given_up for story in stories):
-        return AS_FAR_AS_KNOWN
-    if standing in _AZURE_REASONS and all(_is_ended_by_azure(story) for story in stories):
-        return _AZURE_REASONS[standing]
-    return _REASONS[kind]
-
-
-def _is_ended_by_azure(story: Story) -> bool:
-    """Whether an event has ended as Azure reports it."""
-    if story.azure is None or story.azure.end is None:
-        return False
-    return not story.is_contradicted
-
-
-def _seconds(begin: datetime | None, end: datetime | None) -> float | None:
-    """Return the seconds between two times, at least 0; ``None`` if one of them is unknown."""
-    if begin is None or end is None:
-        return None
-    return max(0.0, (end - begin).total_seconds())
