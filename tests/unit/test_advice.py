@@ -227,7 +227,7 @@ def test_message_about_several_vms_speaks_of_each() -> None:
     assert announced.summary.startswith("Each affected VM is more likely to be evicted")
 
 
-def test_message_about_withdrawn_advice_says_that_an_eviction_is_announced() -> None:
+def test_withdrawn_advice_says_that_azure_announces_an_eviction() -> None:
     withdrawn = text_of_advice({}, is_gone=True)
 
     assert withdrawn.title == "SpotRebalanceRecommendation of WestNO_0 was withdrawn"
@@ -237,14 +237,14 @@ def test_message_about_withdrawn_advice_says_that_an_eviction_is_announced() -> 
     assert withdrawn.advice == "Nothing. If Azure evicts the VM, it announces a Preempt."
 
 
-def test_message_about_withdrawn_advice_is_good_news() -> None:
+def test_withdrawn_advice_is_good_news() -> None:
     withdrawn = message(ADVICE_FIELDS, None)
 
     assert withdrawn.is_good_news
     assert withdrawn.shown_severity == "info"
 
 
-def test_users_advice_replaces_the_built_in_one() -> None:
+def test_configured_advice_replaces_the_built_in_one() -> None:
     announced = text_of_advice({}, advice={SPOT_REBALANCE: "Scale out."})
 
     assert announced.advice == "Scale out."

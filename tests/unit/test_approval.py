@@ -1,4 +1,4 @@
-"""``judge`` approves only what the first matching rule says, and an attempt settles one step."""
+"""``judge`` follows the first matching rule, and an attempt carries out one step."""
 
 import re
 from typing import Any
@@ -32,8 +32,8 @@ from support.azure import ID, ME, PEER, at, document, instant, item, observation
 
 def tracked(**fields: Any) -> TrackedEvent:
     """Return an event first seen at 0, with a NotBefore at 900."""
-    seen = diff(Tracked(), document(item(**fields)), observation(0)).tracked
-    return seen.events[ID.casefold()]
+    step = diff(Tracked(), document(item(**fields)), observation(0))
+    return step.tracked.events[ID.casefold()]
 
 
 # ---- rules that cannot be meant
@@ -461,7 +461,7 @@ def test_approval_record_id_differs_by_vm_and_number(fields: dict[str, Any]) -> 
     assert approval_change("approved", "accepted", **fields).id != change.id
 
 
-def test_approval_of_a_peers_event_goes_nowhere_without_routes() -> None:
+def test_approval_of_a_peer_event_is_not_sent_without_routes() -> None:
     change = replace(approval_change("approved", "accepted"), scope="peer")
 
     assert not route_by_sink(change, Routing((), {"chat": Terms()}), Vm(name=ME))

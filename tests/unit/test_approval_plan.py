@@ -22,8 +22,8 @@ LEADER = Rule("all", name="users", for_all_resources="leader")
 
 def tracked(**fields: Any) -> TrackedEvent:
     """Return an event first seen at 0, which is 12:00, with a NotBefore at 900."""
-    seen = diff(Tracked(), document(item(**fields)), observation(0)).tracked
-    return seen.events[ID.casefold()]
+    step = diff(Tracked(), document(item(**fields)), observation(0))
+    return step.tracked.events[ID.casefold()]
 
 
 def planned(
@@ -101,7 +101,7 @@ def test_plan_says_what_the_rules_do_and_why(
 
 
 @pytest.mark.parametrize(("switches", "action"), [(ON, "skip"), (DRY_RUN, "skip"), (OFF, "leave")])
-def test_matching_rule_that_cannot_approve_is_reported_unless_approval_is_off(
+def test_rule_that_cannot_approve_is_reported_while_approval_is_on(
     switches: Switches, action: str
 ) -> None:
     skipped = planned(USERS, event=OF_TWO_VMS, switches=switches)

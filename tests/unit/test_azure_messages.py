@@ -225,7 +225,7 @@ def test_data_that_is_no_object_is_unreadable() -> None:
         ("availabilitySets", ""),
     ],
 )
-def test_identity_is_that_of_the_agents(kind: str, scale_set: str) -> None:
+def test_azure_and_agents_identify_an_event_in_the_same_way(kind: str, scale_set: str) -> None:
     resource = resource_id(kind, resource_group="RG", subscription="SUB")
     azure_report = only_report(message("Started", "event-1", at=at(0), resource=resource))
     vm_report = read(body(report(A, "started", "EVENT-1")))
@@ -258,7 +258,7 @@ def test_scale_set_of_the_id_is_no_affected_vm() -> None:
     assert azure_report.event.resources == ()
 
 
-def test_time_of_the_resource_replaces_a_missing_one() -> None:
+def test_time_of_the_resource_replaces_a_missing_event_time() -> None:
     event = message("Started", at=at(0))
     del event["eventTime"]
     event["data"]["operationalInfo"] = {"resourceEventTime": "2026-03-01T12:00:05.1234567"}
@@ -294,7 +294,7 @@ def test_record_of_another_product_is_foreign(record: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_arbitrary_bytes_raise_nothing_unforeseen(data: bytes) -> None:
+def test_arbitrary_bytes_raise_only_a_poison_error(data: bytes) -> None:
     for record in (data, b'{"eventType":"Microsoft.' + data, b"[" + data + b"]"):
         with suppress(PoisonError):
             read_record(record)

@@ -96,7 +96,7 @@ def test_silence_is_unknown_when_uptime_goes_back() -> None:
         (Gap(1.5, 0.1), end(2.5, 1, None), None),
         (Gap(1.5, 0.1), end(2.5, 1, 2.5), 1.5),
         (Gap(5.0, 5.0), end(6, None, 6), None),  # of another boot
-        (Gap(100.0, 0.1), end(1, 1, 1), 0.1),  # set forth and back
+        (Gap(100.0, 0.1), end(1, 1, 1), 0.1),  # set forward and back
         (Gap(100.0, 0.1), end(1, 1, None), None),
         (Gap(0.1, 0.1), end(-99, 1, 1), 0.1),  # set back
         (Gap(0.1, 0.1), end(-99, 1, None), None),  # set back, perhaps over a pause

@@ -1,4 +1,4 @@
-"""The configuration: it is complete without a file, and reports all mistakes at once by place."""
+"""The configuration: every key has a default, and all mistakes are reported with their places."""
 
 import re
 import sys
@@ -160,7 +160,7 @@ def test_state_directory_is_the_first_that_systemd_names(monkeypatch: pytest.Mon
     assert default_state_dir() == Path("/run/a")
 
 
-def test_state_directory_is_that_of_the_system_without_systemd(
+def test_state_directory_has_a_default_without_systemd(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
@@ -345,7 +345,7 @@ HUB = "hub: {connection_string: 'Endpoint=sb://a/;SharedAccessKey=b;EntityPath=c
 @pytest.mark.parametrize(
     ("text", "mistaken_key"), [(f"fleet: {{{HUB}, windw: 1h}}\n", "fleet.windw"), ("", "fleet")]
 )
-def test_check_config_misses_the_section_of_a_fleet_only_without_it(
+def test_check_config_for_a_fleet_names_a_wrong_or_missing_key(
     tmp_path: Path, text: str, mistaken_key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, text)
@@ -437,7 +437,7 @@ def test_check_config_prints_ok_as_json(tmp_path: Path, capsys: pytest.CaptureFi
         ),
     ],
 )
-def test_excessive_file_is_refused_with_the_place(
+def test_file_beyond_a_bound_is_refused_with_the_place(
     tmp_path: Path, content: bytes, expected: str
 ) -> None:
     path = tmp_path / "notbefore.yml"

@@ -1,4 +1,4 @@
-"""The dashboards as files: written by their code, valid for Grafana 13, and laid out with care."""
+"""The dashboards as files: written by their code, valid for Grafana 13, complete on one screen."""
 
 import itertools
 import json
@@ -89,7 +89,7 @@ def test_schema_refuses_a_dashboard_that_grafana_does_not_know(board: dict[str, 
 
 @each_board
 @pytest.mark.parametrize("key", ["uid", "title"])
-def test_dashboard_has_a_uid_and_a_title_of_its_own(key: str, board: dict[str, Any]) -> None:
+def test_dashboard_has_a_unique_uid_and_title(key: str, board: dict[str, Any]) -> None:
     values = [other[key] for other in BOARDS.values()]
 
     assert values.count(board[key]) == 1
@@ -185,14 +185,14 @@ def test_queries_use_each_variable(board: dict[str, Any]) -> None:
 
 
 @each_board
-def test_panels_have_ids_of_their_own(board: dict[str, Any]) -> None:
+def test_panels_have_unique_ids(board: dict[str, Any]) -> None:
     ids = [panel["id"] for panel in board["panels"]]
 
     assert len(set(ids)) == len(ids)
 
 
 @each_board
-def test_panels_of_one_type_have_titles_of_their_own(board: dict[str, Any]) -> None:
+def test_panels_of_one_type_have_unique_titles(board: dict[str, Any]) -> None:
     titles = [(panel["type"], panel["title"]) for panel in board["panels"]]
 
     assert len(set(titles)) == len(titles)
@@ -246,7 +246,7 @@ def test_panel_has_rising_thresholds(panel: dict[str, Any]) -> None:
 
 
 @each_panel
-def test_queries_have_ids_of_their_own(panel: dict[str, Any]) -> None:
+def test_queries_have_unique_ids(panel: dict[str, Any]) -> None:
     ids = [target["refId"] for target in panel["targets"]]
 
     assert len(set(ids)) == len(ids)
@@ -261,7 +261,7 @@ def test_query_of_a_panel_with_series_has_a_legend(target: dict[str, Any]) -> No
 
 
 @each_query
-def test_query_is_of_a_range_or_of_an_instant(target: dict[str, Any]) -> None:
+def test_query_is_either_for_a_range_or_for_an_instant(target: dict[str, Any]) -> None:
     assert target["range"] is not target["instant"]
 
 

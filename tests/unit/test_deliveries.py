@@ -102,10 +102,10 @@ def test_delivery_expires_with_its_event_before_the_start(
 
 
 def test_delivery_id_is_the_same_on_every_vm() -> None:
-    mine = deliveries_of(last_change(OF_BOTH, vm=ME), vm=ME)
-    theirs = deliveries_of(last_change(OF_BOTH, vm=PEER), vm=PEER)
+    of_this_vm = deliveries_of(last_change(OF_BOTH, vm=ME), vm=ME)
+    of_peer = deliveries_of(last_change(OF_BOTH, vm=PEER), vm=PEER)
 
-    assert ids(mine) == ids(theirs)
+    assert ids(of_this_vm) == ids(of_peer)
 
 
 def test_delivery_id_differs_by_sink_and_step() -> None:
@@ -153,7 +153,7 @@ def test_approval_does_not_expire_with_its_event() -> None:
         pytest.param(LEFT, id="no longer of this VM"),
     ],
 )
-def test_change_has_no_reminder_when_no_time_is_ahead(
+def test_change_has_no_reminder_when_vm_has_no_coming_start(
     looks: tuple[dict[str, Any] | None, ...],
 ) -> None:
     reminded = replace(TO_CHAT, remind_before=(Duration("5m"),))
@@ -192,7 +192,7 @@ def test_reminder_has_the_severity_of_its_route() -> None:
     assert severities(sent) == ["info"] * 4
 
 
-# the notice is 15 min: an hour before is too early, and 600 s is 10 min once more
+# the notice is 15 min: an hour before is too early, and 600 s is 10 min again
 REMIND_BEFORE = (Duration("5m"), Duration("10m"), Duration("1h"), Duration("600s"))
 
 
@@ -219,7 +219,7 @@ def test_reminder_expires_when_the_next_is_due() -> None:
     assert second.expires_with_event
 
 
-def test_reminders_have_ids_of_their_own() -> None:
+def test_reminders_have_unique_ids() -> None:
     reminded = replace(TO_CHAT, remind_before=REMIND_BEFORE)
 
     sent = deliveries_of(last_change({}), reminded)
@@ -282,7 +282,7 @@ def test_critical_delivery_has_a_fallback_after_some_time() -> None:
     assert critical.fallback_at == critical.created + 30
 
 
-def test_other_delivery_has_no_time_of_its_fallback() -> None:
+def test_delivery_that_is_not_critical_has_no_fallback_time() -> None:
     (info,) = deliveries_of(last_change({}), WITH_FALLBACK)
 
     assert info.fallback == ("hub",)  # it may have got the beginning, and then gets the end
@@ -314,7 +314,7 @@ def test_heartbeat_expires_when_the_next_is_due() -> None:
     assert heartbeat.expires == 1300.0
 
 
-def test_heartbeats_have_ids_of_their_own() -> None:
+def test_heartbeats_have_unique_ids() -> None:
     heartbeat = heartbeat_delivery("hub", ME, b"{}", 1000.0, 300.0)
     following = heartbeat_delivery("hub", ME, b"{}", 1300.0, 300.0)
 
@@ -331,20 +331,20 @@ TO_OPS = Route(
 TO_REST = Route(sinks=("rest",))
 
 
-def test_targets_of_a_record_are_those_of_its_change() -> None:
+def test_record_has_the_targets_of_its_change() -> None:
     line = record_of(last_change({}), VM).line()
     routing = Routing((TO_OPS, TO_REST), {"ops": Terms(), "rest": Terms()})
 
     assert targets_of(line, routing, VM) == Targets(("ops",), ("rest",))
 
 
-def test_targets_of_a_record_are_those_of_the_next_matching_route() -> None:
+def test_record_has_the_targets_of_the_next_matching_route() -> None:
     line = record_of(last_change({}), VM).line()
 
     assert targets_of(line, Routing((TO_REST,), {"rest": Terms()}), VM) == Targets(("rest",))
 
 
-def test_targets_of_an_unreadable_record_are_none() -> None:
+def test_unreadable_record_has_no_targets() -> None:
     assert targets_of(b"{}", Routing((TO_OPS, TO_REST), {}), VM) == Targets()
 
 

@@ -1,4 +1,4 @@
-"""What a simulated Event Grid delivers, and when."""
+"""A simulated Event Grid: its messages, and when it delivers them."""
 
 import time
 from typing import Any
@@ -63,11 +63,11 @@ def test_each_status_is_published_once() -> None:
     now = time.time()
     event_grid = EventGrid(simulated(), "event-grid", NO_FAULTS)
 
-    seen: list[str] = []
+    published: list[str] = []
     for seconds in (0, 1, 901, 902, 10_000, 10_001):
-        seen += statuses(event_grid.due(now + seconds))
+        published += statuses(event_grid.due(now + seconds))
 
-    assert seen == ["Scheduled", "Started", "Completed"]
+    assert published == ["Scheduled", "Started", "Completed"]
 
 
 def test_statuses_that_passed_between_two_looks_are_published() -> None:
@@ -116,10 +116,10 @@ def test_reordered_messages_come_in_another_order() -> None:
         event_grid = EventGrid(
             simulated(), "event-grid", NO_FAULTS.with_fault("reorder", 3600), seed
         )
-        seen: list[str] = []
+        published: list[str] = []
         for seconds in range(0, 20_000, 100):
-            seen += statuses(event_grid.due(now + seconds))
-        orders.add(tuple(seen))
+            published += statuses(event_grid.due(now + seconds))
+        orders.add(tuple(published))
 
     assert len(orders) > 1
     assert {len(order) for order in orders} == {3}

@@ -42,7 +42,7 @@ def test_azure_alone_reports_an_event_from_its_beginning_to_its_end() -> None:
     assert not log.fold.state.heard
 
 
-def test_azure_does_not_count_as_a_vm_that_reports() -> None:
+def test_azure_is_not_counted_as_a_reporting_vm() -> None:
     log = Log()
     log.add(A, "announced")
 
@@ -85,7 +85,7 @@ def test_azure_ends_an_event_that_vms_still_list(status: str, kind: str, reason:
     assert log.last.change.reason == reason
 
 
-def test_event_that_azure_ended_is_never_opened_again() -> None:
+def test_event_that_azure_ended_never_opens_again() -> None:
     log = Log()
     log.add(A, "announced")
     log.azure("Canceled", after=500)
@@ -101,7 +101,7 @@ def test_event_that_azure_ended_is_never_opened_again() -> None:
     assert not log.fold.events.open
 
 
-def test_listed_again_event_of_a_wave_stays_ended_by_azure() -> None:
+def test_event_of_a_wave_stays_ended_by_azure_when_listed_again() -> None:
     log = Log(WAVES)
     log.add(A, "announced")
     log.azure("Canceled", after=20)
@@ -155,7 +155,7 @@ def test_wording_of_a_vm_replaces_that_of_azure_without_an_update() -> None:
     assert event.description == "As Azure words it."
 
 
-def test_wording_that_azure_changes_is_no_news() -> None:
+def test_azure_changes_its_wording_without_an_update() -> None:
     log = Log()
     log.azure("Scheduled", DurationInSeconds=30)
 
@@ -179,7 +179,7 @@ def test_wording_does_not_depend_on_the_order_of_the_sources() -> None:
     assert story.event == other.event
 
 
-def test_newer_time_of_azure_is_news() -> None:
+def test_newer_not_before_of_azure_is_an_update() -> None:
     log = Log()
     log.add(A, "announced")
 
@@ -190,7 +190,7 @@ def test_newer_time_of_azure_is_news() -> None:
     assert log.last.change.not_before == at(1200)
 
 
-def test_newer_type_and_vms_of_azure_are_news() -> None:
+def test_newer_type_and_vms_of_azure_are_an_update() -> None:
     log = Log()
     log.add(A, "announced")
 
@@ -201,7 +201,7 @@ def test_newer_type_and_vms_of_azure_are_news() -> None:
     assert log.last.change.event.resources == (A.name, B.name)
 
 
-def test_empty_time_of_azure_is_no_news() -> None:
+def test_empty_not_before_of_azure_is_no_update() -> None:
     log = Log()
     log.add(A, "announced")
 
@@ -228,7 +228,7 @@ def test_end_of_azure_waits_for_the_measured_interruption() -> None:
     assert [past.ended_by for past in past_of(log)] == ["both"]
 
 
-def test_end_of_azure_waits_for_group_wait_at_most() -> None:
+def test_end_of_azure_waits_at_most_for_group_wait() -> None:
     log = Log()
     log.add(A, "announced")
     log.add(A, "started", after=900)
@@ -242,7 +242,7 @@ def test_end_of_azure_waits_for_group_wait_at_most() -> None:
     assert [past.ended_by for past in past_of(log)] == ["azure"]
 
 
-def test_unknown_end_waits_for_azure_when_it_has_spoken_of_the_event() -> None:
+def test_unknown_end_waits_for_azure_when_azure_reported_the_event() -> None:
     log = Log()
     log.add(A, "announced")
     log.azure("Scheduled")
@@ -253,7 +253,7 @@ def test_unknown_end_waits_for_azure_when_it_has_spoken_of_the_event() -> None:
     assert log.kinds == ["announced", "finished"]
 
 
-def test_unknown_end_does_not_wait_for_an_azure_that_is_silent() -> None:
+def test_unknown_end_does_not_wait_when_azure_is_silent() -> None:
     log = Log()
     log.add(A, "announced")
 
@@ -282,7 +282,7 @@ def test_late_answer_of_azure_corrects_an_unknown_end() -> None:
     assert log.fold.figures.first_notices == {"vm": 1}
 
 
-def test_started_older_than_an_end_that_vms_saw_is_a_finish() -> None:
+def test_old_started_of_azure_turns_an_unknown_end_into_a_finish() -> None:
     log = Log()
     log.add(A, "announced")
     log.add(A, "ended", after=1000)
@@ -294,7 +294,7 @@ def test_started_older_than_an_end_that_vms_saw_is_a_finish() -> None:
     assert not log.fold.events.open
 
 
-def test_started_newer_than_a_cancellation_that_vms_saw_is_a_start() -> None:
+def test_new_started_of_azure_starts_an_event_after_its_cancellation() -> None:
     log = Log()
     log.add(A, "announced")
     log.add(A, "canceled", after=100)
@@ -306,7 +306,7 @@ def test_started_newer_than_a_cancellation_that_vms_saw_is_a_start() -> None:
     assert log.kinds == ["announced", "canceled", "started", "finished"]
 
 
-def test_canceled_after_a_start_is_finished_and_a_contradiction() -> None:
+def test_canceled_after_a_start_finishes_and_is_a_contradiction() -> None:
     log = Log()
     log.add(A, "announced")
     log.add(A, "started", after=900)
@@ -319,7 +319,7 @@ def test_canceled_after_a_start_is_finished_and_a_contradiction() -> None:
     assert log.fold.figures.contradictions == 1
 
 
-def test_message_that_is_hours_late_opens_nothing_that_is_long_over() -> None:
+def test_message_that_is_hours_late_opens_no_event() -> None:
     log = Log()
 
     log.azure("Scheduled", after=10 * 3600.0, at=at(0))
@@ -346,7 +346,7 @@ def test_overdue_event_of_a_wave_continues_when_azure_postpones_it() -> None:
     assert story.not_before == at(9000)
 
 
-def test_event_that_azure_postpones_after_its_unknown_end_is_announced_again() -> None:
+def test_postponed_event_is_announced_again_after_its_unknown_end() -> None:
     log = Log()
     log.azure("Scheduled")
     log.wait(900 + LIMIT + 60)
@@ -356,7 +356,7 @@ def test_event_that_azure_postpones_after_its_unknown_end_is_announced_again() -
     log.azure("Completed", after=60)
 
     assert log.kinds == ["announced", "ended", "announced", "started", "finished"]
-    assert len({made.change.id for made in log.notifications}) == 5
+    assert len({notification.change.id for notification in log.notifications}) == 5
 
 
 @pytest.mark.parametrize("seconds", [0, 900])
@@ -374,7 +374,7 @@ def test_old_message_announces_no_event_again(seconds: float) -> None:
 # ---- the place
 
 
-def test_place_of_azure_is_used_until_a_vm_says_more() -> None:
+def test_place_of_azure_is_used_until_a_vm_reports_more() -> None:
     log = Log()
     log.azure("Scheduled", location="northeurope")
     (story,) = log.fold.events.open.values()
@@ -466,7 +466,7 @@ def test_azure_opens_more_events_than_one_vm() -> None:
     assert len(log.fold.events.open) == MAX_OPEN_OF_ONE + 10
 
 
-def test_word_of_azure_survives_a_takeover() -> None:
+def test_status_of_azure_survives_a_takeover() -> None:
     log = Log()
     log.add(A, "announced")
     log.add(A, "started", after=900)
@@ -491,7 +491,9 @@ def test_preempt_that_azure_completed_deletes_its_vm() -> None:
     log.pass_time(2000, B)
 
     assert log.silent == []
-    assert [made.change.event.event_type for made in log.notifications] == ["Preempt"] * 2
+    assert [notification.change.event.event_type for notification in log.notifications] == [
+        "Preempt"
+    ] * 2
 
 
 def test_event_of_azure_explains_the_silence_of_its_vm() -> None:
@@ -543,7 +545,7 @@ def test_vm_that_azure_has_not_named_for_long_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("status", "notice"), [("Scheduled", 840.0), ("Started", 0.0), ("Canceled", None)]
 )
-def test_notice_of_azure_is_that_of_its_first_message(status: str, notice: float | None) -> None:
+def test_notice_of_azure_is_by_its_first_message(status: str, notice: float | None) -> None:
     log = Log()
     log.azure(status, after=60)
     log.azure("Completed", after=900)
@@ -556,7 +558,7 @@ def test_notice_of_azure_is_that_of_its_first_message(status: str, notice: float
 
 
 @pytest.mark.parametrize("kind", ["virtualMachines", "virtualMachineScaleSets", "availabilitySets"])
-def test_event_of_any_resource_meets_that_of_the_agents(kind: str) -> None:
+def test_azure_and_agents_report_one_event_for_any_resource_type(kind: str) -> None:
     log = Log()
     log.add(replace(A, scale_set=""), "announced")
     resource = resource_id(kind, "WEB_0", subscription="SUB", resource_group="RG")
@@ -572,7 +574,7 @@ def test_event_of_any_resource_meets_that_of_the_agents(kind: str) -> None:
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("NOTBEFORE_FLEETS", "40"))))
 @pytest.mark.parametrize("sources", get_args(azure_worlds.Sources))
-def test_random_world_is_notified_truly_once_and_in_time(
+def test_random_world_is_notified_correctly_once_and_in_time(
     sources: azure_worlds.Sources, seed: int
 ) -> None:
     account = azure_worlds.account_of(seed, sources)
@@ -589,8 +591,8 @@ def test_fold_gives_the_same_notifications_for_a_repeated_log() -> None:
                 log.azure(status, after=10, at=at(10))
 
     assert first.kinds == second.kinds
-    ids = {made.change.id for made in first.notifications}
-    assert {made.change.id for made in second.notifications} == ids
+    ids = {notification.change.id for notification in first.notifications}
+    assert {notification.change.id for notification in second.notifications} == ids
 
 
 def test_record_of_azure_advances_the_position() -> None:
@@ -671,7 +673,7 @@ def test_wave_of_azure_has_the_status_of_its_least_advanced_event() -> None:
     assert log.last.change.reason == "azure_completed"
 
 
-def test_reason_of_a_contradicted_end_is_not_that_azure_says_so() -> None:
+def test_contradicted_end_is_not_explained_by_azure() -> None:
     log = Log()
     log.azure("Started")
 

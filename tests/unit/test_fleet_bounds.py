@@ -1,4 +1,4 @@
-"""The bounds of what senders can make a fleet remember, and the marks of corrections."""
+"""A fleet remembers a bounded amount, whatever it is sent; and it marks corrections."""
 
 import errno
 
@@ -13,8 +13,8 @@ from support.fleet_log import EACH, LIMIT, WAVES, A, B, Log
 from support.fleet_records import vm
 
 
-def tagged(who: Vm, text: str) -> Vm:
-    return replace(who, tags={"team": text}, record_tags=("team",))
+def tagged(untagged: Vm, text: str) -> Vm:
+    return replace(untagged, tags={"team": text}, record_tags=("team",))
 
 
 def test_known_vms_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,13 +36,13 @@ def test_tags_of_known_vms_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch)
     log.beat(*vms)
     monkeypatch.setattr(silence, "MAX_HEARD_BYTES", 10_000)
 
-    log.beat(*(tagged(who, "x" * 250) for who in vms))
+    log.beat(*(tagged(untagged, "x" * 250) for untagged in vms))
 
     assert log.fold.figures.poison["too_many"] > 50
     assert len(log.fold.snapshot(log.now)) < 30_000
 
 
-def test_room_of_forgotten_vms_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_vms_free_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "MAX_HEARD_BYTES", 2_000)
     log = Log()
     log.beat(*(tagged(vm(f"old-{number}"), "x" * 250) for number in range(20)))
@@ -108,7 +108,7 @@ def test_end_after_an_unknown_end_is_marked_as_a_correction() -> None:
     assert log.notifications[2].change.reason == "corrected"
 
 
-def test_digest_shows_the_not_before_of_what_is_under_way() -> None:
+def test_digest_shows_the_not_before_of_events_under_way() -> None:
     log = Log(WAVES)
     log.add(A, "announced", "FIRST", resources=[A.name], not_before=at(60))
     log.add(B, "announced", "SECOND", resources=[B.name], not_before=at(LIMIT))

@@ -88,7 +88,7 @@ def test_missing_vm_is_notified_once_and_stays_missing() -> None:
     log.pass_time(2 * 86_400, A)
 
     assert log.kinds == ["started"]
-    assert missing(log) == ["web_1"]  # it is in the inventory still
+    assert missing(log) == ["web_1"]  # it is still in the inventory
 
 
 def test_vm_that_leaves_the_inventory_is_no_longer_missing() -> None:

@@ -1,4 +1,4 @@
-"""A keeper mutes and writes, and an instance shows what others hold, without a hub."""
+"""The keeper of an instance and its view of the fleet, without a hub."""
 
 import asyncio
 import errno
@@ -84,7 +84,7 @@ def lease(outbox: FleetOutbox, sink: str = "hook") -> list[Delivery]:
 
 
 def accept_with_thread(outbox: FleetOutbox, thread: str, sink: str = "hook") -> None:
-    """Let the sink accept its only delivery, and name the thread it belongs to."""
+    """Let the sink accept its only delivery, in this thread."""
     (delivery,) = lease(outbox, sink)
     outbox.exchange([SendResult(delivery.delivery_id, "accepted", thread=thread)], {})
 
@@ -229,39 +229,76 @@ def test_takeover_routes_waiting_deliveries_by_its_own_sinks(tmp_path: Path) -> 
 # ---- snapshots
 
 
-def test_unreadable_snapshot_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def others_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_store, "READ_OTHERS_EVERY", 0.0)
+
+
+def readable_snapshot() -> bytes:
     log = Log()
     log.add(A, "announced")
-    readable = compressed(log.fold.snapshot(0.0))
+    return compressed(log.fold.snapshot(0.0))
 
-    async def look() -> None:
+
+async def write_three(snapshots: FileSnapshots) -> None:
+    """Write the snapshots of three partitions, of which the second is unreadable."""
+    for partition, body in (
+        ("0", readable_snapshot()),
+        ("1", b"broken"),
+        ("2", readable_snapshot()),
+    ):
+        await snapshots.write(partition, body, Position("", 0, 0.0))
+
+
+@pytest.mark.usefixtures("others_are_read_at_once")
+def test_unreadable_snapshot_hides_no_other(tmp_path: Path) -> None:
+    async def look_twice() -> None:
         snapshots = FileSnapshots(tmp_path)
-        await snapshots.write("0", readable, Position("", 0, 0.0))
-        await snapshots.write("1", b"broken", Position("", 0, 0.0))
-        await snapshots.write("2", readable, Position("", 0, 0.0))
-        own_partitions: set[str] = set()
-        others = Others(snapshots, own_partitions)
+        await write_three(snapshots)
+        others = Others(snapshots, set())
 
         await others.look()
         assert set(others.found) == {"0", "2"}
         await others.look()
         assert set(others.found) == {"0", "2"}
 
-        await snapshots.write("1", readable, Position("", 0, 0.0))
+    asyncio.run(look_twice())
+
+
+@pytest.mark.usefixtures("others_are_read_at_once")
+def test_unreadable_snapshot_is_read_once_it_was_replaced(tmp_path: Path) -> None:
+    async def look_again() -> None:
+        snapshots = FileSnapshots(tmp_path)
+        await write_three(snapshots)
+        others = Others(snapshots, set())
         await others.look()
+
+        await snapshots.write("1", readable_snapshot(), Position("", 0, 0.0))
+        await others.look()
+
         assert set(others.found) == {"0", "1", "2"}
 
-        own_partitions.add("0")  # this instance has taken it since
-        assert set(others.found) == {"1", "2"}
+    asyncio.run(look_again())
 
-    asyncio.run(look())
+
+@pytest.mark.usefixtures("others_are_read_at_once")
+def test_snapshot_of_a_taken_partition_is_no_longer_another(tmp_path: Path) -> None:
+    async def take() -> None:
+        snapshots = FileSnapshots(tmp_path)
+        await write_three(snapshots)
+        own_partitions: set[str] = set()
+        others = Others(snapshots, own_partitions)
+        await others.look()
+
+        own_partitions.add("0")
+
+        assert set(others.found) == {"2"}
+
+    asyncio.run(take())
 
 
 class SlowSnapshots(FileSnapshots):
-    """Writes partition 0 for the second time only after partition 1 for the second time."""
+    """Finishes the second write of partition 0 only after the second write of partition 1."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -278,7 +315,7 @@ class SlowSnapshots(FileSnapshots):
             self.one_is_written_twice.set()
 
 
-def test_snapshots_are_written_concurrently_when_partitions_are_let_go(tmp_path: Path) -> None:
+def test_released_partitions_are_written_concurrently(tmp_path: Path) -> None:
     async def let_go() -> None:
         snapshots = SlowSnapshots(tmp_path)
         kept = Kept(tmp_path, snapshots)
@@ -295,7 +332,7 @@ def test_snapshots_are_written_concurrently_when_partitions_are_let_go(tmp_path:
 
 
 class BrokenSnapshots(FileSnapshots):
-    """Fails with an error from the second writing on."""
+    """Fails with an error from the second write on."""
 
     def __init__(self, directory: Path, error: Exception) -> None:
         super().__init__(directory)
@@ -313,7 +350,7 @@ class BrokenSnapshots(FileSnapshots):
     ("error", "part"),
     [
         pytest.param(OSError(errno.ENOSPC, "no space left"), "store", id="full disk"),
-        pytest.param(KeyError("nobody foresaw it"), "fold", id="defect"),
+        pytest.param(KeyError("unforeseen"), "fold", id="defect"),
     ],
 )
 def test_failing_snapshot_is_retried_and_delays_no_delivery(
@@ -339,7 +376,7 @@ def test_failing_snapshot_is_retried_and_delays_no_delivery(
     asyncio.run(write())
 
 
-def test_missing_vms_of_an_earlier_inventory_are_forgotten_without_one(tmp_path: Path) -> None:
+def test_missing_vms_are_forgotten_without_an_inventory(tmp_path: Path) -> None:
     async def take() -> None:
         kept = Kept(tmp_path)
         log = Log()
@@ -376,8 +413,8 @@ class Viewed(Kept):
         for number in range(count):
             await self.consumer.keeper.take(str(number))
 
-    def page(self, **wanted: str) -> str:
-        return self.view.page(wanted).decode()
+    def page(self, **filters: str) -> str:
+        return self.view.page(filters).decode()
 
 
 def run_events_command(
@@ -491,7 +528,7 @@ def test_page_shows_events_that_have_started_by_type_and_place(tmp_path: Path) -
     assert "since the first start" in section
 
 
-def test_instance_is_not_ready_by_its_worst_trouble_when_disconnected(tmp_path: Path) -> None:
+def test_disconnected_instance_names_its_worst_trouble(tmp_path: Path) -> None:
     viewed = Viewed(tmp_path, 3)
     viewed.consumer.connected = False
 

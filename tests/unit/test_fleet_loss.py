@@ -1,4 +1,4 @@
-"""Snapshots of other versions, snapshots that are lost, and events that nobody has reported."""
+"""Snapshots of other versions, snapshots that are lost, and events that no VM has reported."""
 
 import asyncio
 from collections.abc import Callable
@@ -231,7 +231,7 @@ def read_days(log: Log, now: datetime) -> None:
     log.notifications += log.fold.advance(now.timestamp())
 
 
-# ---- events that nobody has reported
+# ---- events that no VM has reported
 
 
 def listing(log: Log, *event_ids: str) -> None:

@@ -458,7 +458,7 @@ def test_place_is_that_of_the_affected_vm_once_it_reports() -> None:
     assert log.last.vm.tags == {"team": "web", "role": "x"}
 
 
-def test_place_is_what_affected_vms_have_in_common() -> None:
+def test_place_has_the_values_that_affected_vms_have_in_common() -> None:
     log = Log()
     log.add(DATA_3, "announced", resources=WEB_NAMES)
     log.add(WEB_1, "started", resources=WEB_NAMES)
@@ -788,7 +788,7 @@ def test_deleted_records_are_counted_as_missing() -> None:
     assert log.fold.figures.missing == 10
 
 
-def test_fold_reads_on_when_the_hub_was_created_again() -> None:
+def test_fold_continues_when_the_hub_was_created_again() -> None:
     log = Log()
     log.sequence = 10
     log.add(A, "announced", "E0")

@@ -145,7 +145,7 @@ def test_event_that_did_not_move_stays_with_its_partition() -> None:
     assert not old.fold.events.may_have_moved
 
 
-def test_late_report_changes_nothing_when_its_event_was_over_before_it_moved() -> None:
+def test_late_report_changes_nothing_when_event_ended_before_its_move() -> None:
     old, new = logs(EACH)
     for kind in ("announced", "started", "finished"):
         old.add(A, kind)
@@ -259,9 +259,9 @@ def test_random_fleet_is_notified_once_when_a_partition_is_added(
     wrong = random_fleets.wrong(plan, notifications)
     assert [text for text in wrong if not text.startswith("unsure")] == []
     ends = Counter(
-        made.change.event.key
-        for made in notifications
-        if made.change.kind in OUTCOMES and made.change.reason != "corrected"
+        notification.change.event.key
+        for notification in notifications
+        if notification.change.kind in OUTCOMES and notification.change.reason != "corrected"
     )
     assert set(ends.values()) == {1}
-    assert ends.keys() == {made.change.event.key for made in notifications}
+    assert ends.keys() == {notification.change.event.key for notification in notifications}

@@ -1,4 +1,4 @@
-"""A fleet keeps VMs of one name apart, loses no notice by waiting, and tells no history as news."""
+"""A fleet keeps VMs of one name apart, loses no notice by waiting, and notifies no history."""
 
 import os
 import random
@@ -126,7 +126,7 @@ def test_exercise_is_a_wave_of_its_own() -> None:
 
 
 def log_with_terminate() -> Log:
-    """Return a wave of a freeze and a worse event, which both were notified."""
+    """Return the log of a wave of a freeze and a worse event, after both were notified."""
     log = Log(grouped(("resource_group", "subscription")))
     log.add(A, "announced", "E0", event_type="Freeze", notice=3600)
     log.wait(10)
@@ -135,14 +135,14 @@ def log_with_terminate() -> Log:
     return log
 
 
-def test_worse_type_names_the_wave_and_does_not_wait_for_the_digest() -> None:
+def test_worse_type_names_the_wave_and_is_notified_before_the_digest() -> None:
     log = log_with_terminate()
 
     assert log.kinds == ["announced", "updated"]
     assert log.last.change.event.event_type == "Terminate"
 
 
-def test_another_vm_does_not_wait_for_the_digest() -> None:
+def test_another_vm_is_notified_before_the_digest() -> None:
     log = log_with_terminate()
     both = [B.name, C.name]
     log.add(B, "updated", "E1", event_type="Terminate", not_before=at(310), resources=both)
@@ -152,7 +152,7 @@ def test_another_vm_does_not_wait_for_the_digest() -> None:
     assert log.kinds == ["announced", "updated", "updated"]
 
 
-def test_another_vm_does_not_wait_for_the_digest_when_not_before_is_near() -> None:
+def test_another_vm_is_notified_before_the_digest_when_time_is_short() -> None:
     log = Log(WAVES)
     log.add(A, "announced")
     log.wait(840)
@@ -163,7 +163,7 @@ def test_another_vm_does_not_wait_for_the_digest_when_not_before_is_near() -> No
     assert log.kinds == ["announced", "updated"]
 
 
-def test_moved_not_before_waits_a_third_of_the_time_that_is_left() -> None:
+def test_moved_not_before_waits_a_third_of_the_remaining_time() -> None:
     log = log_with_terminate()
     soon = datetime.fromtimestamp(log.now + 12, UTC)
     log.add(B, "updated", "E1", event_type="Terminate", not_before=soon)
@@ -215,7 +215,7 @@ def test_message_has_the_tags_of_the_vms() -> None:
 
 
 def wave_after_its_first_event() -> Log:
-    """Return a wave of three events: E0 is over, E1 is due at 900 s and E2 at 1800 s."""
+    """Return the log of a wave of three events: E0 is over, E1 is due at 900 s, E2 at 1800 s."""
     vms = [vm(f"web_{number}", team="web", env="prod") for number in range(3)]
     log = Log(WAVES)
     log.add(vms[0], "announced", "E0")
@@ -333,7 +333,7 @@ def log_with_backlog(grouping: Grouping, backlog: int) -> Log:
 
 
 @pytest.mark.parametrize("grouping", [grouped(), WAVES], ids=["each event", "waves"])
-def test_event_that_was_over_before_the_first_reading_is_history(grouping: Grouping) -> None:
+def test_event_that_was_over_before_the_first_read_is_history(grouping: Grouping) -> None:
     log = log_with_backlog(grouping, backlog=4)
 
     for kind in ("announced", "started", "finished"):
@@ -486,7 +486,7 @@ def seeded(seed: int) -> random.Random:
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("NOTBEFORE_FLEETS", "40"))))
 @pytest.mark.parametrize("group_by", random_fleets.GROUPINGS)
-def test_random_fleet_is_notified_truly_completely_and_in_order(
+def test_random_fleet_is_notified_correctly_completely_and_in_order(
     group_by: tuple[str, ...],
     seed: int,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The waves, calendar and reports of a fleet: events that one can still prepare for come first."""
+"""The waves, calendar and reports of a fleet: events that are still to come are shown first."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def coming_waves(log: Log) -> tuple[ShownWave, ...]:
 
 
 def log_with_events(started: int, scheduled: int) -> Log:
-    """Return the log of so many started reboots, S0 and so on, and redeploys to come, from A0."""
+    """Return the log of started reboots (S0, S1, ...) and of redeploys to come (A0, A1, ...)."""
     log = Log()
     for number in range(started):
         web = vm(f"web_{number}", zone="1")
@@ -83,7 +83,7 @@ def log_with_begun_wave() -> Log:
     return log
 
 
-def test_begun_wave_is_under_way_and_still_to_come() -> None:
+def test_started_wave_is_under_way_and_still_to_come() -> None:
     (wave,) = coming_waves(log_with_begun_wave())
 
     (place,) = under_way([wave])
@@ -97,19 +97,19 @@ def test_begun_wave_is_under_way_and_still_to_come() -> None:
 
 
 @pytest.mark.parametrize("status", ["scheduled", "started"])
-def test_begun_wave_matches_both_statuses(status: str) -> None:
+def test_started_wave_matches_both_statuses(status: str) -> None:
     (wave,) = coming_waves(log_with_begun_wave())
 
     assert wave.matches({"status": status})
 
 
-def test_begun_wave_names_vms_to_come_first() -> None:
+def test_started_wave_names_vms_to_come_first() -> None:
     (wave,) = coming_waves(log_with_begun_wave())
 
     assert wave.vms == ("web_1", "web_2", "web_0")
 
 
-def test_begun_wave_omits_vm_when_its_event_was_canceled() -> None:
+def test_started_wave_omits_vm_when_its_event_was_canceled() -> None:
     log = log_with_begun_wave()
 
     log.add(vm("web_1"), "canceled", "E1")
@@ -119,7 +119,7 @@ def test_begun_wave_omits_vm_when_its_event_was_canceled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "count"),
+    ("filters", "count"),
     [
         ({}, 5),
         ({"event_type": "redeploy"}, 3),
@@ -133,10 +133,10 @@ def test_begun_wave_omits_vm_when_its_event_was_canceled() -> None:
         ({"vm": "data_1"}, 1),
     ],
 )
-def test_filter_selects_waves(wanted: dict[str, str], count: int) -> None:
+def test_filters_select_waves(filters: dict[str, str], count: int) -> None:
     waves = coming_waves(log_with_events(started=2, scheduled=3))
 
-    assert len([wave for wave in waves if wave.matches(wanted)]) == count
+    assert len([wave for wave in waves if wave.matches(filters)]) == count
 
 
 def test_empty_field_of_a_record_is_shown_as_unknown() -> None:
@@ -163,9 +163,9 @@ def test_vms_of_one_name_are_shown_with_their_resource_groups() -> None:
 
 
 def test_vm_is_shown_by_name_alone_when_others_of_its_name_are_hidden() -> None:
-    wanted = wanted_vms(HEARD, {"resource_group": "Y", "status": "started"})
+    vms = wanted_vms(HEARD, {"resource_group": "Y", "status": "started"})
 
-    assert names_of(wanted) == ("A",)
+    assert names_of(vms) == ("A",)
 
 
 def test_scale_sets_of_one_name_are_shown_with_their_resource_groups() -> None:
@@ -195,7 +195,7 @@ def mute(**match: str) -> Mute:
         ({"tag": "team=web"}, "web_0", True),
         ({"a_matcher_of_a_newer_version": "web"}, "web_0", False),
         ({"vm": "web_0"}, "web_0", True),
-        ({"vm": "web_0"}, "web_0 web_1", False),  # it keeps no news of others back
+        ({"vm": "web_0"}, "web_0 web_1", False),  # it delays no news of others
         ({"vm": "web_0"}, "web_01", False),
     ],
 )

@@ -1,6 +1,6 @@
-"""VMs fall silent after three intervals without a word, when no event explains it.
+"""VMs are silent after three intervals without a record, unless an event explains it.
 
-All of a wave are notified at once.
+The silent VMs of a wave are notified together.
 """
 
 from typing import Any
@@ -168,7 +168,7 @@ def log_with_ended_event(event_type: Any, *ending: str) -> Log:
         ("Preempt", ["started", "finished"], []),  # the VM is deleted
     ],
 )
-def test_event_explains_no_silence_when_over_although_its_wave_continues(
+def test_ended_event_explains_no_silence_while_its_wave_continues(
     event_type: Any,
     ending: list[str],
     silent: list[str],

@@ -25,11 +25,11 @@ UNKNOWN: dict[str, Any] = {
 HEARTBEAT_SECONDS = 300.0
 
 
-def add_detailed(log: Log, who: Vm, kind: Any, details: dict[str, Any], **fields: Any) -> None:
+def add_detailed(log: Log, reporter: Vm, kind: Any, details: dict[str, Any], **fields: Any) -> None:
     """Let a VM report an event with these details."""
     log.now += 1
     now = datetime.fromtimestamp(log.now, UTC)
-    record = report(who, kind, at=now, not_before=at(900), **fields)
+    record = report(reporter, kind, at=now, not_before=at(900), **fields)
     log.read(body(replace(record, **details)))
     log.wait(0)
 
@@ -49,8 +49,8 @@ def open_details(log: Log) -> dict[str, Any]:
 def test_missing_details_change_nothing_when_api_versions_differ() -> None:
     log = Log(EACH)
 
-    for who, details in ((A, DETAILS), (B, UNKNOWN), (C, DETAILS), (D, UNKNOWN)):
-        add_detailed(log, who, "announced", details, resources=[A.name])
+    for reporter, details in ((A, DETAILS), (B, UNKNOWN), (C, DETAILS), (D, UNKNOWN)):
+        add_detailed(log, reporter, "announced", details, resources=[A.name])
 
     assert log.kinds == ["announced"]
     assert open_details(log) == DETAILS
@@ -59,8 +59,8 @@ def test_missing_details_change_nothing_when_api_versions_differ() -> None:
 def test_details_are_learned_from_a_newer_api_version() -> None:
     log = Log(EACH)
 
-    for who, details in ((A, UNKNOWN), (B, DETAILS), (C, UNKNOWN), (D, DETAILS)):
-        add_detailed(log, who, "announced", details, resources=[A.name])
+    for reporter, details in ((A, UNKNOWN), (B, DETAILS), (C, UNKNOWN), (D, DETAILS)):
+        add_detailed(log, reporter, "announced", details, resources=[A.name])
 
     assert log.kinds == ["announced"]
     assert open_details(log) == DETAILS
@@ -131,10 +131,10 @@ def test_report_without_a_place_keeps_the_known_one(first: Vm, second: Vm) -> No
 def test_event_ends_when_its_silent_vm_is_left_out() -> None:
     log = Log(EACH)
     log.beat(A, B, C)
-    for who in (A, B, C):
-        log.add(who, "announced", resources=[A.name], event_type="Freeze")
-    for who in (B, C):
-        log.add(who, "canceled", resources=[A.name], event_type="Freeze")
+    for reporter in (A, B, C):
+        log.add(reporter, "announced", resources=[A.name], event_type="Freeze")
+    for reporter in (B, C):
+        log.add(reporter, "canceled", resources=[A.name], event_type="Freeze")
     assert log.kinds == ["announced"]
 
     log.pass_time(4 * HEARTBEAT_SECONDS, B, C)
@@ -147,8 +147,8 @@ def test_event_ends_when_its_silent_vm_is_left_out() -> None:
 def test_event_stays_open_when_a_silent_vm_comes_back() -> None:
     log = Log(EACH)
     log.beat(A, B, C)
-    for who in (A, B, C):
-        log.add(who, "announced", resources=[A.name, B.name], not_before=at(86_400))
+    for reporter in (A, B, C):
+        log.add(reporter, "announced", resources=[A.name, B.name], not_before=at(86_400))
     log.add(B, "canceled", resources=[A.name, B.name])
 
     log.pass_time(HEARTBEAT_SECONDS, A, B, C)
@@ -163,8 +163,8 @@ def test_event_stays_open_when_a_silent_vm_comes_back() -> None:
 def test_forgotten_vm_stays_left_out() -> None:
     log = Log(EACH)
     log.beat(A, B, C)
-    for who in (A, B, C):
-        log.add(who, "announced", "LATER", resources=[A.name], not_before=at(5 * 86_400))
+    for reporter in (A, B, C):
+        log.add(reporter, "announced", "LATER", resources=[A.name], not_before=at(5 * 86_400))
     log.pass_time(1.1 * 86_400, B, C)
     (story,) = log.fold.events.open.values()
     assert story.gone == {A.name}
@@ -179,9 +179,9 @@ def test_forgotten_vm_stays_left_out() -> None:
 def test_event_ends_when_another_event_has_deleted_its_vm() -> None:
     log = Log(EACH)
     log.beat(A, B)
-    for who in (A, B):
-        log.add(who, "announced", "FREEZE", resources=[A.name], event_type="Freeze")
-        log.add(who, "announced", "PREEMPT", resources=[A.name], event_type="Preempt")
+    for reporter in (A, B):
+        log.add(reporter, "announced", "FREEZE", resources=[A.name], event_type="Freeze")
+        log.add(reporter, "announced", "PREEMPT", resources=[A.name], event_type="Preempt")
     log.add(B, "canceled", "FREEZE", resources=[A.name], event_type="Freeze")
     log.add(B, "started", "PREEMPT", resources=[A.name], event_type="Preempt")
 
@@ -196,8 +196,8 @@ def test_preempt_continues_when_one_vm_loses_sight_of_it() -> None:
     log = Log(EACH)
     preempt: dict[str, Any] = {"resources": [A.name], "event_type": "Preempt"}
     log.beat(A, B, C)
-    for who in (A, B, C):
-        log.add(who, "announced", **preempt)
+    for reporter in (A, B, C):
+        log.add(reporter, "announced", **preempt)
     log.add(C, "started", **preempt)
 
     log.add(B, "canceled", **preempt)
@@ -214,8 +214,8 @@ def test_preempt_ends_without_a_neighbor_that_fell_silent() -> None:
     log = Log(EACH)
     preempt: dict[str, Any] = {"resources": [A.name], "event_type": "Preempt"}
     log.beat(A, B, C)
-    for who in (A, B, C):
-        log.add(who, "announced", **preempt)
+    for reporter in (A, B, C):
+        log.add(reporter, "announced", **preempt)
     log.add(B, "started", **preempt)
     log.add(B, "finished", **preempt)
     assert log.kinds == ["announced", "started"]

@@ -1,4 +1,4 @@
-"""The rooms of the package import inward, and without circles."""
+"""The rooms of the package import inward, and without cycles."""
 
 import ast
 import subprocess
@@ -126,7 +126,7 @@ def test_module_of_the_core_imports_nothing_impure(module: str) -> None:
     assert [package for package in packages if not is_pure(package)] == []
 
 
-def test_imports_have_no_circle() -> None:
+def test_imports_have_no_cycle() -> None:
     imports = {f"notbefore.{module}": set(imports_of(module)) for module in module_names()}
     del imports["notbefore.__init__"]
     graph = {name: (names & imports.keys()) - {name} for name, names in imports.items()}

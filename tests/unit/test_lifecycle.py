@@ -205,20 +205,20 @@ def test_transitions_cover_all_pairs_of_states() -> None:
 
 
 def test_change_ids_are_equal_on_all_vms_that_see_a_step() -> None:
-    mine = Story()
-    theirs = Story()
-    theirs.incarnation = 77
+    of_this_vm = Story()
+    of_peer = Story()
+    of_peer.incarnation = 77
 
-    for story, vm in ((mine, ME), (theirs, PEER)):
+    for story, vm in ((of_this_vm, ME), (of_peer, PEER)):
         story.sees(0, vm=vm)
         story.sees(1, SCHEDULED_ITEM, vm=vm)
         story.sees(2, item(DurationInSeconds=9), vm=vm)
         story.sees(900, STARTED_ITEM, vm=vm)
         story.sees(1500, vm=vm)
 
-    assert change_ids(mine) == change_ids(theirs)
-    assert {change.scope for change in mine.changes} == {"self"}
-    assert {change.scope for change in theirs.changes} == {"peer"}
+    assert change_ids(of_this_vm) == change_ids(of_peer)
+    assert {change.scope for change in of_this_vm.changes} == {"self"}
+    assert {change.scope for change in of_peer.changes} == {"peer"}
 
 
 def test_restarted_event_has_no_second_scheduled_duration() -> None:

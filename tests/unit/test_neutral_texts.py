@@ -1,4 +1,4 @@
-"""Texts from Azure bring no control character and no mark of direction into any sink."""
+"""No sink gets control characters or marks of direction from texts of Azure."""
 
 import json
 import sys

@@ -441,7 +441,7 @@ def test_pause_of_one_sink_ends_for_its_own_deliveries_alone(box: Box) -> None:
 
 
 def test_notbefore_of_delivery_is_on_the_clock_of_the_outbox() -> None:
-    outbox = Outbox(lambda: 1.0, patience=0.0)
+    outbox = Outbox(always_one, patience=0.0)
 
     outbox.put([delivery(not_before=1_000_030.0), delivery("unknown")], 5.0, 1_000_000.0)
 
@@ -1487,7 +1487,7 @@ def test_fallback_copies_are_sent_once_and_their_original_again(box: Box) -> Non
     assert box.lease(1000, accepted(failing), chat=9, mail=9, hub=9) == []
 
 
-def test_fallback_is_immediate_when_somebody_must_act(box: Box) -> None:
+def test_fallback_is_immediate_when_a_person_must_act(box: Box) -> None:
     failing = critical()
     box.put(failing)
     box.lease(1, chat=9)
@@ -1547,7 +1547,7 @@ def end_with_fallback(*fallback: str) -> Delivery:
     return replace(end, change_id="end", fallback=fallback, expires_with_event=False)
 
 
-def test_end_follows_to_fallback_sinks_that_got_the_start(box: Box) -> None:
+def test_end_goes_to_fallback_sinks_that_got_the_start(box: Box) -> None:
     box.put(critical())
     mail, hub = box.lease(60, mail=9, hub=9)
     box.lease(61, accepted(mail), mail=0)  # the hub has not answered yet

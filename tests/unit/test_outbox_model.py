@@ -3,7 +3,7 @@
 The model keeps an account of the deliveries that were put in and of those that receivers accepted.
 Clocks jump, couriers and owners are killed, the disk is late or sick. Still each delivery arrives
 at least once, in order, under one id; no row is stuck; and each delivery is in the outbox, or
-counted under its outcome.
+counted by its outcome.
 """
 
 from collections.abc import Iterable
@@ -50,7 +50,7 @@ class Account(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1_000.0
-        self.disk = OutboxImage()  # as it was written last
+        self.disk = OutboxImage()  # the last one that was written
         self.outbox = Outbox(half, BOUNDS)
         self.number = 0  # of the last delivery; ids rise with it
         self.in_order: dict[Lane, list[str]] = {}  # the ids that must arrive in this order
@@ -58,7 +58,7 @@ class Account(RuleBasedStateMachine):
         self.under_way: dict[str, Delivery] = {}
         self.held_back: set[Lane] = set()  # lanes with a failure that the courier still holds
         self.excused: set[str] = set()  # the ids that need not arrive
-        self.expired = 0  # the number of expired deliveries when they were excused last
+        self.expired = 0  # expired deliveries at the last check
 
     @rule(
         key=st.sampled_from("abc"),

@@ -203,12 +203,12 @@ def test_event_is_shown_twice_when_it_was_listed_again() -> None:
 
 
 def test_events_of_this_vm_come_before_those_of_others() -> None:
-    mine = item("mine", NotBefore="Sun, 01 Mar 2026 13:00:00 GMT")
-    theirs = item("theirs", Resources=[PEER], **STARTED)
+    of_this_vm = item("this VM", NotBefore="Sun, 01 Mar 2026 13:00:00 GMT")
+    of_peer = item("peer", Resources=[PEER], **STARTED)
 
-    model = Agent().sees(0).sees(1, theirs, mine).model(2)
+    model = Agent().sees(0).sees(1, of_peer, of_this_vm).model(2)
 
-    assert pending_ids(model) == ["mine", "theirs"]
+    assert pending_ids(model) == ["this VM", "peer"]
 
 
 def test_worst_event_comes_first() -> None:
@@ -335,9 +335,7 @@ def test_page_shows_deliveries_by_sink(part: str) -> None:
         ),
     ],
 )
-def test_deliveries_are_neither_well_nor_ill_without_a_sink(
-    fields: dict[str, Any], expected: str
-) -> None:
+def test_deliveries_have_no_verdict_without_a_sink(fields: dict[str, Any], expected: str) -> None:
     assert expected in text_of(Agent().model(1, **fields))
 
 
@@ -357,7 +355,7 @@ HOSTILE = st.text(min_size=1, max_size=60) | st.sampled_from(
 
 
 @given(HOSTILE)
-def test_page_shows_foreign_texts_as_text(text: str) -> None:
+def test_page_escapes_texts_from_outside(text: str) -> None:
     fields = {
         "EventType": text,
         "EventStatus": text,

@@ -26,7 +26,7 @@ def pinned(*groups: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("group", REQUIREMENTS)
-def test_requirements_of_a_group_are_pinned_to_versions_that_they_allow(group: str) -> None:
+def test_requirements_are_pinned_to_allowed_versions(group: str) -> None:
     pins = pinned(group)
 
     for line in REQUIREMENTS[group]:

@@ -244,7 +244,7 @@ def test_record_of_many_vms_names_them(vms: int, vm: Vm | None, affected: str) -
     assert affected in record.body
 
 
-def test_record_of_a_fleet_names_the_vm_when_it_is_alone() -> None:
+def test_record_of_a_fleet_names_a_single_vm() -> None:
     record = record_of(announced(), VM, fleet=FleetFacts(1, 1, 1))
 
     assert several_vms(record) == ""

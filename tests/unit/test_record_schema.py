@@ -64,7 +64,8 @@ def test_record_of_a_fleet_is_valid() -> None:
     log.add(A, "announced", "EVENT-2")
 
     records = [
-        record_of(made.change, made.vm, fleet=made.facts).flat() for made in log.notifications
+        record_of(notification.change, notification.vm, fleet=notification.facts).flat()
+        for notification in log.notifications
     ]
 
     name = "azure.scheduled_event.fleet.azure_status"

@@ -120,7 +120,7 @@ def test_first_route_wins() -> None:
     assert sinks([first, second], last_change({})) == ["oncall"]
 
 
-def test_next_route_applies_when_first_goes_on() -> None:
+def test_next_route_applies_when_first_continues() -> None:
     first = Route(sinks=("oncall",), go_on=True)
     second = Route(sinks=("hub", "oncall"))
 
@@ -368,7 +368,7 @@ def test_hub_keeps_reminders_of_an_event_that_left_this_vm() -> None:
 
 @pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
 @pytest.mark.parametrize("last_looks", [[STARTED], []], ids=["started", "scheduled"])
-def test_neighbor_reports_the_end_of_a_vanished_vm_to_sinks_with_incidents(
+def test_neighbor_sends_end_of_vanished_vm_to_sinks_with_incidents(
     event_type: str, last_looks: list[dict[str, Any]]
 ) -> None:
     event = {**PREEMPT, "EventType": event_type}
@@ -390,7 +390,7 @@ def test_neighbor_reports_nothing_else_of_other_vms(looks: list[dict[str, Any] |
     assert targets(last_change(*looks), chat=Terms(), pager=PAGER) == []
 
 
-def test_end_of_a_vanished_vm_goes_where_its_own_events_went() -> None:
+def test_end_of_a_vanished_vm_uses_the_routes_of_that_vm() -> None:
     of_me = Route(Match(vm=(ME,)), ("first",))
     of_peer = Route(Match(vm=(PEER,)), ("second",), severity="warning", fallback=("third",))
     sinks = {"first": PAGER, "second": PAGER, "third": PAGER}

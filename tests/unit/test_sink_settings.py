@@ -63,7 +63,7 @@ def warnings_of(path: Path) -> list[str]:
 
 
 @ON_POSIX
-def test_configuration_has_no_warnings_when_its_owner_alone_can_write_it(tmp_path: Path) -> None:
+def test_configuration_has_no_warnings_when_only_its_owner_can_write(tmp_path: Path) -> None:
     path = tmp_path / "notbefore.yaml"
     path.write_text("{}", encoding="utf-8")
 
@@ -71,7 +71,7 @@ def test_configuration_has_no_warnings_when_its_owner_alone_can_write_it(tmp_pat
 
 
 @ON_POSIX
-def test_configuration_that_everyone_can_write_is_warned_of(tmp_path: Path) -> None:
+def test_configuration_has_warnings_when_everyone_can_write(tmp_path: Path) -> None:
     path = tmp_path / "notbefore.yaml"
     web_config = tmp_path / "web.yml"
     web_config.write_text("", encoding="utf-8")
@@ -136,11 +136,13 @@ def installed_credential(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sec
     return Secret("x", "credential")
 
 
-def test_credential_is_the_installed_one_without_systemd(installed_credential: Secret) -> None:
+def test_credential_is_read_from_the_installation_without_systemd(
+    installed_credential: Secret,
+) -> None:
     assert installed_credential.reveal({}) == "installed"
 
 
-def test_credential_is_that_of_systemd_alone_when_it_names_a_directory(
+def test_credential_is_read_only_from_the_directory_of_systemd(
     tmp_path: Path, installed_credential: Secret
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -250,10 +252,10 @@ def test_secret_in_base64_is_hidden_at_each_offset(
 
     text = Redactor([secret])(encoded)
 
-    rest = text.replace("***", "").replace("=", "")
+    remaining = text.replace("***", "").replace("=", "")
     assert "***" in text
-    # the rest are letters that contain other text, and a few bits of the secret
-    assert len(rest) <= 2 + 2 * (len(before) + len(after))
+    # these letters contain the other text, and a few bits of the secret
+    assert len(remaining) <= 2 + 2 * (len(before) + len(after))
 
 
 def test_secret_within_an_address_is_hidden_in_base64() -> None:
@@ -361,7 +363,7 @@ def test_address_is_hidden_in_each_way_in_which_a_receiver_quotes_it(echo: str) 
     assert text.startswith("404: no such hook: ")
 
 
-def test_text_is_unchanged_without_secrets() -> None:
+def test_redactor_without_secrets_changes_nothing() -> None:
     assert Redactor()("plain") == "plain"
 
 

@@ -39,7 +39,7 @@ from support.fleet_records import report, vm
         (-90, "-1m30s"),
     ],
 )
-def test_span_has_two_units(seconds: float | None, text: str) -> None:
+def test_duration_is_shown_in_two_units(seconds: float | None, text: str) -> None:
     assert span(seconds) == text
 
 
@@ -72,9 +72,9 @@ def test_time_to_not_before_has_words_and_no_sign(left: float | None, text: str)
     assert due(left) == text
 
 
-@pytest.mark.parametrize(("text", "shown"), [("abcd", "abcd"), ("abcde", "abc…")])
-def test_long_text_is_cut_with_an_ellipsis(text: str, shown: str) -> None:
-    assert shortened(text, 4) == shown
+@pytest.mark.parametrize(("text", "expected"), [("abcd", "abcd"), ("abcde", "abc…")])
+def test_long_text_is_cut_with_an_ellipsis(text: str, expected: str) -> None:
+    assert shortened(text, 4) == expected
 
 
 # ---- the table of events

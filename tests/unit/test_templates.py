@@ -187,7 +187,7 @@ def test_title_of_a_template_is_one_line() -> None:
     assert "\u202e" not in text.title
 
 
-def test_template_mentions_only_whom_its_author_names() -> None:
+def test_template_mentions_only_people_named_by_its_author() -> None:
     about = message({"Description": "@channel", "Resources": [ME, "@all"]})
     source = """@here {{ record["azure.scheduled_event.description"] }}
     {{ record["azure.scheduled_event.resources"] | join(" ") }}"""
@@ -209,7 +209,7 @@ def test_template_sees_the_built_in_text_without_links() -> None:
     assert sent.message.templated.body == f"{built_in}|https://wiki.example.org/Freeze|"
 
 
-def test_slack_shows_the_body_of_a_template_without_a_line_of_its_own() -> None:
+def test_slack_adds_no_line_to_the_body_of_a_template() -> None:
     sent = render(CHAT, body="Only this").message
 
     content = slack.content(sent, text_of(sent, Messages()))

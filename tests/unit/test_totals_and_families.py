@@ -1,4 +1,4 @@
-"""Totals and the samples made of them: bounded, complete, computed for the moment."""
+"""Totals and their samples: bounded, complete, computed at the scrape."""
 
 from typing import Any
 
@@ -290,7 +290,7 @@ def test_histogram_observes_how_long_event_lasted(
     assert histogram.created == at(created).timestamp()
 
 
-def test_durations_are_those_of_events_of_other_vms_too(agent: Agent) -> None:
+def test_durations_include_events_of_other_vms(agent: Agent) -> None:
     agent.sees(10, item(Resources=[PEER]))
     agent.sees(900, item(Resources=[PEER], **STARTED))
     agent.sees(1500)
@@ -466,7 +466,7 @@ def test_changes_of_too_many_types_are_counted_as_other() -> None:
     }
 
 
-def test_pending_event_of_new_type_counts_as_other_but_keeps_its_status() -> None:
+def test_event_of_new_type_counts_as_other_and_keeps_its_status() -> None:
     agent = flooded_agent()
 
     families = agent.sees(5, item("new", EventType="New", EventStatus="Odd")).families(5)
@@ -567,13 +567,14 @@ def test_fleet_shows_largest_scale_sets_and_adds_up_the_rest() -> None:
         ("westeurope", f"set{number}"): float(number) for number in range(1, 2 * MAX_SERIES)
     }
 
-    shown: Any = fleet_samples({fleet.HEARD: heard}, Figures())[fleet.HEARD].samples
+    families = fleet_samples({fleet.HEARD: heard}, Figures())
 
-    assert len(shown) == MAX_SERIES
-    assert sum(shown.values()) == sum(heard.values())
-    assert ("westeurope", f"set{2 * MAX_SERIES - 1}") in shown
-    assert ("westeurope", "set1") not in shown
-    assert shown["other", "other"] > 1
+    series: Any = families[fleet.HEARD].samples
+    assert len(series) == MAX_SERIES
+    assert sum(series.values()) == sum(heard.values())
+    assert ("westeurope", f"set{2 * MAX_SERIES - 1}") in series
+    assert ("westeurope", "set1") not in series
+    assert series["other", "other"] > 1
 
 
 def test_fleet_counts_changes_since_its_process_began() -> None:

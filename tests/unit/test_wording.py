@@ -1,4 +1,4 @@
-"""The words of a message."""
+"""The texts of messages: title, facts, advice, for one VM and for several."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -99,7 +99,7 @@ def test_topic_of_a_wave_names_no_vm_that_may_leave_it() -> None:
     ("description", "topic"),
     [(None, "Silent VMs in westeurope"), (MISSING, "Missing VMs in westeurope")],
 )
-def test_topic_of_silent_vms_does_not_count_them(description: str | None, topic: str) -> None:
+def test_topic_of_silent_vms_has_no_number(description: str | None, topic: str) -> None:
     silence = with_record_fields(
         message(vm=Vm(location="westeurope")), event_type=SILENT, description=description
     )
@@ -111,7 +111,7 @@ def test_topic_of_silent_vms_does_not_count_them(description: str | None, topic:
 
 
 @pytest.mark.parametrize(
-    ("zone", "shown"),
+    ("zone", "time"),
     [
         (None, "2026-03-01 12:15:00 UTC, in 14 min"),
         ("UTC", "2026-03-01 12:15:00 UTC, in 14 min"),
@@ -124,8 +124,8 @@ def test_topic_of_silent_vms_does_not_count_them(description: str | None, topic:
         ("Mars/Phobos", "2026-03-01 12:15:00 UTC, in 14 min"),  # removed since the check
     ],
 )
-def test_times_are_shown_in_the_configured_zone_and_in_utc(zone: str | None, shown: str) -> None:
-    assert f"Not before: {shown}" in text_of(message(), time_zone=zone).plain
+def test_times_are_shown_in_the_configured_zone_and_in_utc(zone: str | None, time: str) -> None:
+    assert f"Not before: {time}" in text_of(message(), time_zone=zone).plain
 
 
 @pytest.mark.parametrize(
@@ -281,11 +281,11 @@ def test_shared_message_omits_facts_that_differ_between_vms(
         scale_set="WestNO",
     )
 
-    mine = with_record_fields(message(*looks), interruption_seconds=1.5)
-    theirs = message(*looks, vm=another_vm)
+    of_this_vm = with_record_fields(message(*looks), interruption_seconds=1.5)
+    of_peer = message(*looks, vm=another_vm)
 
-    assert text_of(mine.shared) == text_of(theirs.shared)
-    assert text_of(mine).plain != text_of(theirs).plain
+    assert text_of(of_this_vm.shared) == text_of(of_peer.shared)
+    assert text_of(of_this_vm).plain != text_of(of_peer).plain
 
 
 def text_of_started_wave(under_way: int, over: int) -> Text:
@@ -344,7 +344,7 @@ def test_message_of_a_fleet_is_shared_unchanged() -> None:
     assert "Duration of the event: 10 min\n" in text_of(wave.shared).plain
 
 
-def test_end_of_a_wave_is_no_good_news_when_some_vms_have_not_reported() -> None:
+def test_end_of_a_wave_is_no_good_news_while_reports_are_missing() -> None:
     over = message(OF_TWO_VMS, STARTED, None)
     wave = with_record_fields(over, fleet_vms=2, reason="as_far_as_known")
 
@@ -439,17 +439,23 @@ LATE = REBOOT | {  # announced after its NotBefore
         ((UNKNOWN | {"EventStatus": "Paused"},), "Not before: unknown\n"),
     ],
 )
-def test_message_says_what_is_known(looks: tuple[dict[str, Any] | None, ...], line: str) -> None:
+def test_message_has_a_line_for_each_fact(
+    looks: tuple[dict[str, Any] | None, ...], line: str
+) -> None:
     text = text_of(message(*looks))
 
     assert line in text.plain
 
 
-@pytest.mark.parametrize("not_before", [None, LATER["NotBefore"]])
-def test_message_about_an_approval_has_the_time_of_the_event(not_before: str | None) -> None:
+@pytest.mark.parametrize(
+    ("not_before", "time"),
+    [(None, "unknown"), (LATER["NotBefore"], "2026-03-01 12:30:00 UTC")],
+)
+def test_message_about_an_approval_has_the_time_of_the_event(
+    not_before: str | None, time: str
+) -> None:
     text = text_of(message({"NotBefore": not_before}, kind="approved"))
 
-    time = "2026-03-01 12:30:00 UTC" if not_before else "unknown"
     assert f"Not before: {time}\n" in text.plain
 
 
@@ -555,7 +561,7 @@ def test_advice_is_the_configured_one_until_event_is_over(looks: tuple[dict[str,
     assert text.advice == "Call the night shift."
 
 
-def test_text_of_azure_mentions_no_one_and_advice_of_the_user_may() -> None:
+def test_text_of_azure_mentions_no_one_but_configured_advice_may() -> None:
     evil = {"EventType": "@everyone", "Description": "@here <!channel> ops@example.org"}
 
     text = text_of(message(evil, vm=Vm(name="@all")), advice={"@everyone": "@here: look"})
