@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from notbefore.fleet.event_bounds import MAX_OPEN_OF_ONE
+from notbefore.fleet.events import AZURE_VM_SECONDS
 from notbefore.fleet.history import PastEvent
-from notbefore.fleet.partition import AZURE_VM_SECONDS, MAX_OPEN_OF_ONE, Partition
+from notbefore.fleet.partition import Partition
 from notbefore.fleet.shown_waves import coming
 from notbefore.fleet.snapshot import Position, split_events
 from support import azure_worlds

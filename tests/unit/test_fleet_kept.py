@@ -21,6 +21,7 @@ from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.fleet import keeper, snapshot_store
 from notbefore.fleet import outbox as fleet_outbox
 from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.events import MAX_WAITING
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
 from notbefore.fleet.hub_clock import HubClock
@@ -28,7 +29,6 @@ from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Keeper, Parts
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.partition import MAX_WAITING
 from notbefore.fleet.snapshot import Position, compressed
 from notbefore.fleet.snapshot_store import FileSnapshots, Others
 from support.agent import eventually

@@ -14,12 +14,12 @@ from notbefore.config.load import load
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.fleet.blob_snapshots import MAX_OWNER_IDS, OwnerIds
 from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.events import MAX_UNKNOWN, UNKNOWN_SECONDS
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.partition import MAX_UNKNOWN, UNKNOWN_SECONDS
 from notbefore.fleet.snapshot import (
     FORM,
     LOST_SECONDS,

@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from notbefore.core.routing import Match, Route
+from notbefore.fleet.event_bounds import MAX_OPEN_OF_ONE
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.notification import Notification
-from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
+from notbefore.fleet.partition import Partition
 from notbefore.fleet.silence import LONGEST_INTERVAL
 from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.story import MAX_REPORTERS
