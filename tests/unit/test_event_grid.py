@@ -78,6 +78,22 @@ def test_statuses_that_passed_between_two_looks_are_published() -> None:
     assert statuses(event_grid.due(now + 10_000)) == ["Started", "Completed"]
 
 
+def test_statuses_that_passed_before_the_first_look_are_published() -> None:
+    event_grid = EventGrid(simulated(), "event-grid", NO_FAULTS)
+
+    messages = event_grid.due(time.time() + 10_000)
+
+    assert statuses(messages) == ["Scheduled", "Started", "Completed"]
+
+
+def test_event_that_was_canceled_before_the_first_look_is_published_as_scheduled_too() -> None:
+    event_grid = EventGrid(simulated(cancel=True), "event-grid", NO_FAULTS)
+
+    messages = event_grid.due(time.time() + 600)
+
+    assert statuses(messages) == ["Scheduled", "Canceled"]
+
+
 def test_canceled_event_is_published_as_canceled() -> None:
     now = time.time()
     event_grid = EventGrid(simulated(cancel=True), "event-grid", NO_FAULTS)

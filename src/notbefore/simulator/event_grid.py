@@ -91,10 +91,12 @@ class EventGrid:
             return []
 
         self._published[play.event_id] = status
-        if last is None or status == "Canceled":
-            return [status]
         # at a high speed, the event may have taken several steps since the last look
-        return list(STEPS[STEPS.index(last) + 1 : STEPS.index(status) + 1])
+        first = play.published_status(play.begun)
+        if status == "Canceled":
+            return [first, status] if last is None else [status]
+        begin = STEPS.index(first) if last is None else STEPS.index(last) + 1
+        return list(STEPS[begin : STEPS.index(status) + 1])
 
     def _publish(self, play: Play, status: str, now: float) -> None:
         body = msgspec.json.encode(self._message(play, status, now))
