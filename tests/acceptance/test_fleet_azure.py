@@ -107,7 +107,7 @@ def test_event_in_two_partitions_is_said(hub: Hub, hook: HttpPeer, tmp_path: Pat
         for key in ("other", "another", "one more", "and one"):  # one of them is elsewhere
             send(hub, [encoded(message("Scheduled", at=datetime.now(UTC)))], key)
 
-        eventually(lambda: fleet.metric("notbefore_fleet_events_split") == 1, patience=40)
+        eventually(lambda: fleet.metric("notbefore_fleet_events_split") == 1)
         ready = get(fleet.port, "/readyz")[1]
         log = fleet.log
         assert fleet.stop() == 0
@@ -140,7 +140,7 @@ def test_simulated_agent_and_event_grid_report_one_event(
         simulated(tmp_path / "hub-key", "--scenario", "user-reboot") as imds,
         RunningAgent(imds, tmp_path / "agent", agent_config),
     ):
-        eventually(lambda: len(hook.requests) == 3, patience=90)
+        eventually(lambda: len(hook.requests) == 3)
         split = fleet.metric("notbefore_fleet_events_split")
 
     changes = [body["azure.scheduled_event.change"] for body in bodies(hook)]

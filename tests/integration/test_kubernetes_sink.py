@@ -54,6 +54,7 @@ def cluster(tmp_path: Path) -> Iterator[Kubernetes]:
 
 
 def config_of(cluster: Kubernetes, **settings: Any) -> SinkConfig:
+    settings.setdefault("timeout", Duration("60s"))  # enough for a stand-in on a busy machine
     return SinkConfig(
         kubernetes=Settings(
             node_name=settings.pop("node_name", NODE),
@@ -61,7 +62,7 @@ def config_of(cluster: Kubernetes, **settings: Any) -> SinkConfig:
             token=Secret(str(cluster.token_file), "file"),
             ca_file=str(cluster.ca_file),
             **settings,
-        )
+        ),
     )
 
 
