@@ -40,15 +40,24 @@ ONE_PROCESS = {
     "test_python_api.py",
 }
 
-# Coverage is also measured in the processes that these acceptance tests start. The others run the
-# same lines, and measuring takes two fifths of the CPU time.
+# Coverage is also measured in the processes that these acceptance tests start: each module runs
+# commands that no other runs. The rest run the same lines, and measuring takes two fifths of the
+# CPU time.
 MEASURED = {
     "test_agent.py",
+    "test_approval.py",
     "test_commands.py",
+    "test_deliveries.py",
     "test_event_hub.py",
     "test_fleet.py",
+    "test_fleet_approve.py",
+    "test_fleet_azure.py",
+    "test_fleet_commands.py",
     "test_fleet_history.py",
     "test_fleet_inventory.py",
+    "test_plugins.py",
+    "test_templates.py",
+    "test_watch.py",
 }
 # These start an installed copy, whose coverage does not count, or a courier that is killed if its
 # end takes more than a second: on a busy machine, coverage takes longer to be written.
