@@ -324,8 +324,8 @@ def test_event_is_approved_only_by_its_first_matching_rule(
     is_allowed = False
     if matching and fields["EventStatus"] == "Scheduled":
         rule = rules[matching[0]]
-        may_speak = len(affected_vms) == 1 or rule.for_all_resources == "each"
-        is_allowed = rule.action == "approve" and may_speak
+        may_approve = len(affected_vms) == 1 or rule.for_all_resources == "each"
+        is_allowed = rule.action == "approve" and may_approve
     assert (decision.action == "approve") == is_allowed
     if is_allowed:
         assert decision.rule == f"rules[{matching[0]}]"

@@ -92,10 +92,7 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FleetApproval(Struct, frozen=True, forbid_unknown_fields=True):
-    """The section ``fleet.approval``.
-
-    `notbefore fleet approve EVENT_ID` uses it, with the identity of `hub`.
-    """
+    """`notbefore fleet approve EVENT_ID`, which uses the identity of `hub`."""
 
     enabled: bool = False  # also needs `notbefore fleet CONFIG --allow-approval`
     # of Azure Resource Manager; another one in sovereign clouds
@@ -105,7 +102,7 @@ class FleetApproval(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The section ``fleet``."""
+    """An instance of `notbefore fleet`: its hub, its waves, and how instances share the work."""
 
     hub: EventHub  # the hub and the identity to read it with; `expire_...` is for sinks
     consumer_group: ConsumerGroup = "$Default"
@@ -310,7 +307,7 @@ class HeartbeatConfig(_Section, frozen=True, kw_only=True):
 
 
 class Otlp(OtlpConnection, frozen=True, kw_only=True):
-    """The metrics over OTLP.
+    """The export of the metrics over OTLP.
 
     `expire_after` and `expire_on_end` are for OTLP sinks and have no effect here.
     """

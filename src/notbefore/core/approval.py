@@ -118,7 +118,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):
-    """The section ``approval`` of the configuration."""
+    """Whether the agent approves events, and by which rules."""
 
     enabled: bool = False  # also needs `notbefore run --allow-approval`
     dry_run: bool = True  # record what would be approved, and send nothing

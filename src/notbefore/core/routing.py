@@ -150,7 +150,7 @@ def _matches(wanted: tuple[str, ...], word: str) -> bool:
 
 
 class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "continue"}):
-    """One entry of ``routes``."""
+    """The sinks of the changes that match, and how they are notified."""
 
     match: Match = Match()
     sinks: tuple[str, ...] = ()  # where the change goes; without any, no one is notified
