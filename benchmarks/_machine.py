@@ -1,13 +1,14 @@
-"""Parts of several benchmarks: a description of the machine, the size of a process, an IMDS, and a
-receiver of webhooks.
+"""Parts of several benchmarks: figures of the machine and of a process, an IMDS, and a receiver of
+webhooks.
 """
 
+import argparse
 import json
 import os
-import sys
+import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,21 +18,52 @@ from typing import Any, Final, NamedTuple
 
 def describe() -> str:
     """Describe what the figures depend on: the machine, its load and the interpreter."""
-    return (
-        f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python"
-        f" {sys.version.split()[0]}"
-    )
+    load = os.getloadavg()[0]
+    python = platform.python_version()
+    return f"machine: {os.cpu_count()} cores, load {load:.2f}, Python {python}"
 
 
-def resident(pid: int | str = "self", what: str = "VmRSS") -> float:
-    """Return the MiB of memory that a process holds, or 0 once it has ended.
+def resident(pid: int) -> float:
+    """Return the MiB of memory that a process holds, or 0 if it has ended."""
+    return _memory(pid, "VmRSS")
 
-    ``VmHWM``: the most that it ever held.
-    """
+
+def peak(pid: int) -> float:
+    """Return the most MiB of memory that a process ever held, or 0 if it has ended."""
+    return _memory(pid, "VmHWM")
+
+
+def _memory(pid: int, name: str) -> float:
     with suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-        return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                kib = int(line.split()[1])
+                return kib / 1024
     return 0.0
+
+
+def first_child(pid: int) -> int:
+    """Return the first child of a process, or 0 if it has none or has ended."""
+    with suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        if children:
+            return int(children[0])
+    return 0
+
+
+def add_names(
+    parser: argparse.ArgumentParser, dest: str, metavar: str, names: Collection[str]
+) -> None:
+    """Add an argument for some of these names. ``options.<dest>`` is empty if there are none."""
+    text = ", ".join(names)
+    # argparse also looks for the empty list among the choices
+    choices: list[Any] = [*names, []]
+    parser.add_argument(dest, nargs="*", choices=choices, metavar=metavar, help=text)
+
+
+def never_interrupted(_seconds: float) -> bool:
+    """Let a supervisor that stops wait for its courier."""
+    return False
 
 
 class _Server(ThreadingHTTPServer):
@@ -45,7 +77,7 @@ class _Server(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def answer(self, path: str, delivery_id: str, body: bytes) -> tuple[int, bytes] | None:
-        """Return status and body; ``None``: cut the connection."""
+        """Return status and body, or ``None`` to close the connection without an answer."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -54,7 +86,7 @@ class _Server(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *_: object) -> None:
-        """Clients that are killed are what some benchmarks are about."""
+        """Print nothing: some benchmarks kill the clients."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -67,7 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length)
         delivery_id = self.headers.get("X-Notbefore-Delivery-Id", "")
         answer = None
-        if len(body) == length:  # else the client was killed before it had sent all
+        is_complete = len(body) == length  # else the client was killed while it sent the body
+        if is_complete:
             answer = self.server.answer(self.path, delivery_id, body)
         if answer is None:
             self.close_connection = True
@@ -81,17 +114,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_POST = do_GET  # noqa: N815 - the name is the library's
+    def do_POST(self) -> None:
+        self.do_GET()
 
     def log_message(self, *_: object) -> None:
         pass
 
 
 class Imds(_Server):
-    """The IMDS of one VM. It has no ETag, so that each poll is answered with the document."""
+    """The IMDS of one VM. It sends no ETag, so each answer has the whole document."""
 
     def __init__(self, vm: str, document: Callable[[], bytes | None]) -> None:
-        """Answer polls with what ``document`` returns; ``None``: with status 500."""
+        """``document`` returns the document for a poll; ``None``: answer with status 500."""
         self.vm = vm
         self.document = document
         self.polls = 0
@@ -108,8 +142,8 @@ class Imds(_Server):
         return 200, document
 
 
-class Taken(NamedTuple):
-    """A delivery that a receiver has taken, with any answer."""
+class ReceivedDelivery(NamedTuple):
+    """A delivery that a receiver has taken, whatever it answered."""
 
     delivery_id: str
     body: bytes
@@ -123,29 +157,40 @@ class Taken(NamedTuple):
         return record
 
 
-# The status of each mood. Other moods (`cut`, `take and cut`, `hang`) give no answer.
-ANSWERS: Final = {"take": 200, "fail": 503, "throttle": 429, "take and say 500": 500}
+# what a receiver does with a delivery -> the status that it answers
+ANSWERS: Final[dict[str, int | None]] = {
+    "take": 200,
+    "take and answer 500": 500,
+    "take and cut": None,
+    "fail": 503,
+    "throttle": 429,
+    "hang": None,
+    "cut": None,
+}
+HANG: Final = 1.5  # seconds, longer than the timeout of the sink
 
 
 def take_all() -> str:
-    """Return the mood of a receiver that always accepts."""
+    """Return what a receiver does that always accepts."""
     return "take"
 
 
 class Receiver(_Server):
-    """Receives webhooks; ``mood`` returns what to do with the next delivery: see ``ANSWERS``."""
+    """Receives webhooks. ``choose`` returns what to do with the next one: a key of ``ANSWERS``."""
 
-    def __init__(self, mood: Callable[[], str] = take_all) -> None:
-        self.mood = mood
-        self.taken: list[Taken] = []  # in order
+    def __init__(self, choose: Callable[[], str] = take_all) -> None:
+        self._choose = choose
+        self.received: list[ReceivedDelivery] = []  # in order of arrival
         super().__init__()
 
     def answer(self, _path: str, delivery_id: str, body: bytes) -> tuple[int, bytes] | None:
-        mood = self.mood()
-        if mood == "hang":
-            time.sleep(1.5)
-        if "take" in mood:
-            self.taken.append(Taken(delivery_id, body, time.monotonic(), time.time()))
-        if mood in ANSWERS:
-            return ANSWERS[mood], b""
-        return None
+        action = self._choose()
+        if action == "hang":
+            time.sleep(HANG)
+        if action.startswith("take"):
+            delivery = ReceivedDelivery(delivery_id, body, time.monotonic(), time.time())
+            self.received.append(delivery)
+        status = ANSWERS[action]
+        if status is None:
+            return None
+        return status, b""

@@ -1,11 +1,14 @@
-"""What an agent costs the VM that it runs on, as a table: ``python benchmarks/cost.py [--write]``.
+"""The cost of an agent for its VM, as a table: ``python benchmarks/cost.py [--write]``.
 
 ``--write`` replaces the table in docs/performance.md.
 
-Instructions are counted by cachegrind, so a busy machine does not change them: two runs that differ
-in the number of polls, and the difference of their counts divided by the difference of their polls.
-Start and stop cancel out. Wakings are context switches of all threads (``/proc/PID/task/*/status``)
-of a run without cachegrind, memory is that run's ``smaps_rollup``.
+Printed: thousands of instructions, wakings a second, memory in MiB, and the size of a scrape.
+
+- Instructions are counted by cachegrind, so a busy machine changes them little. Two runs differ in
+  the number of polls. The difference of their counts is divided by that of their polls, so that
+  start and stop cancel out.
+- Wakings are context switches of all threads (``/proc/PID/task/*/status``), without cachegrind.
+- Memory is that of ``smaps_rollup``, without cachegrind.
 """
 
 import argparse
@@ -23,7 +26,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import formatdate
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from _machine import Imds, describe
 
@@ -31,179 +34,25 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.agent import RunningAgent
 from support.azure import body, item
 
-ROOT: Final = Path(__file__).parents[1]
-PAGE: Final = ROOT / "docs/performance.md"
-BEGIN = "<!-- made by benchmarks/cost.py -->\n"
-END = "<!-- end -->\n"
-# seconds for a poll or a scrape to come: a start under cachegrind takes up to a minute
+PAGE: Final = Path(__file__).parents[1] / "docs/performance.md"
+BEGIN: Final = "<!-- made by benchmarks/cost.py -->\n"
+END: Final = "<!-- end -->\n"
+# seconds until a poll or a scrape comes: a start under cachegrind takes up to a minute
 PATIENCE: Final = 300.0
-SETTLED: Final = 10  # polls after which the first things are over: identity, the first commit
-MIB: Final = 1024  # KiB
-SERIES: Final = re.compile(rb"(?m)^[^#\n]")
+SETTLED: Final = 10  # polls after which the work of the start is done: identity, the first commit
+MANY_EVENTS: Final = 10
 VM: Final = "cost_0"
-ASKED_BY_PROMETHEUS: Final = {
+SERIES: Final = re.compile(rb"(?m)^[^#\n]")
+INSTRUCTIONS: Final = re.compile(r"I\s+refs:\s+([\d,]+)")
+WAKINGS: Final = re.compile(r"voluntary_ctxt_switches:\s+(\d+)")
+HEADERS_OF_PROMETHEUS: Final = {
     "Accept": (
         "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
     ),
 }
 
-
-def listing(events: int) -> bytes:
-    """A document with so many freezes, which start in six hours."""
-    later = formatdate(time.time() + 6 * 3600, usegmt=True)
-    ids = (f"C7061BAC-AFDC-4513-B24B-{number:012X}" for number in range(events))
-    return body(
-        *(item(delivery_id, Resources=[VM, "cost_1"], NotBefore=later) for delivery_id in ids),
-        incarnation=events + 1,
-    )
-
-
-class Counted(RunningAgent):
-    """Its instructions are counted; it says how many at its end."""
-
-    @staticmethod
-    def prefix(_state: Path) -> Sequence[str]:
-        return (
-            "valgrind",
-            "--tool=cachegrind",
-            "--cache-sim=no",
-            "--cachegrind-out-file=/dev/null",
-        )
-
-
-class Run:
-    """One agent, its IMDS and its scrapes."""
-
-    def __init__(self, events: int, kind: type[RunningAgent] = RunningAgent) -> None:
-        listed = listing(events)
-        self.imds = Imds(VM, lambda: listed)
-        self._directory = tempfile.TemporaryDirectory()
-        self.agent = kind(self.imds.url, Path(self._directory.name, "state"), interval="1s")
-        self._connection = http.client.HTTPConnection(
-            "127.0.0.1", self.agent.port, timeout=PATIENCE
-        )
-
-    def wait(self, polls: int, *, scraping: bool = False) -> None:
-        """Until IMDS was asked so often.
-
-        ``scraping``: with a scrape for each poll, as Prometheus asks.
-
-        The first scrape imports a library, which takes seconds under cachegrind: those behind it
-        are made up for.
-        """
-        deadline = time.monotonic() + PATIENCE + polls
-        scraped = 0
-        while self.imds.polls < polls or (scraping and scraped < self.imds.polls):
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{self.imds.polls} polls came, {polls} were waited for")
-            if scraping and scraped < self.imds.polls:
-                with suppress(OSError, http.client.HTTPException):  # it does not listen yet
-                    self.scrape(**ASKED_BY_PROMETHEUS)
-                    scraped += 1
-                    continue
-                self._connection.close()
-            time.sleep(0.02)
-
-    def scrape(self, **headers: str) -> bytes:
-        """Ask for /metrics once; the connection is kept."""
-        self._connection.request("GET", "/metrics", headers=headers)
-        return self._connection.getresponse().read()
-
-    def end(self) -> str:
-        """Stop it as systemd does; returns what it wrote to standard error."""
-        self._connection.close()
-        self.agent.stop()
-        self.imds.close()
-        self._directory.cleanup()
-        return self.agent.log
-
-
-def counted(events: int, polls: int, *, scraped: bool) -> tuple[int, int]:
-    """Instructions of a whole run, and its polls."""
-    run = Run(events, Counted)
-    try:
-        run.wait(polls, scraping=scraped)
-    finally:
-        output = run.end()
-    found = re.search(r"I\s+refs:\s+([\d,]+)", output)
-    if found is None:
-        raise SystemExit(f"cachegrind did not say what it counted:\n{output}")
-    return int(found[1].replace(",", "")), run.imds.polls
-
-
-def instructions(events: int, polls: int, *, scraped: bool) -> float:
-    """Thousands of instructions of one poll, with a scrape if ``scraped``."""
-    with ThreadPoolExecutor() as pool:
-        lengths = (SETTLED, SETTLED + polls)
-        short, long = pool.map(lambda length: counted(events, length, scraped=scraped), lengths)
-    return (long[0] - short[0]) / (long[1] - short[1]) / 1000
-
-
-def watched(events: int, seconds: float) -> dict[str, float]:
-    """What a run without cachegrind shows, by the rows of the table."""
-    run = Run(events)
-    what = f"{events} events listed" if events else "idle"
-    try:
-        run.wait(SETTLED)
-        before = switches(run.agent.process.pid)
-        begun = time.monotonic()
-        time.sleep(seconds)
-        wakings = (switches(run.agent.process.pid) - before) / (time.monotonic() - begun)
-        found = {f"wakings a second, {what}": wakings}
-        if events:
-            return found
-        found |= memory(run.agent.process.pid, "idle")
-        for when, headers in (
-            ("after a scrape", ASKED_BY_PROMETHEUS),
-            ("after a scrape as text", {}),
-        ):
-            body = run.scrape(**headers)
-            found |= memory(run.agent.process.pid, when)
-        return found | {
-            "series, idle": len(SERIES.findall(body)),
-            "bytes of a scrape, idle": len(body),
-        }
-    finally:
-        run.end()
-
-
-def switches(pid: int) -> int:
-    """How often its threads were waked."""
-    count = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            text = (task / "status").read_text(encoding="ascii", errors="replace")
-            count += sum(map(int, re.findall(r"voluntary_ctxt_switches:\s+(\d+)", text)))
-    return count
-
-
-def memory(pid: int, when: str) -> dict[str, float]:
-    """MiB of two kinds."""
-    lines = [
-        line.split()
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
-    ]
-    sizes = {line[0].rstrip(":"): int(line[1]) / MIB for line in lines}
-    return {
-        f"resident, {when} (MiB)": sizes["Rss"],
-        f"private, {when} (MiB)": sizes["Private_Clean"] + sizes["Private_Dirty"],
-    }
-
-
-def measured(polls: int, seconds: float) -> dict[str, float]:
-    """The rows of the table."""
-    with ThreadPoolExecutor() as pool:
-        counts = {
-            f"instructions of {what}, {events or 'no'} events listed (thousands)": pool.submit(
-                instructions, events, polls, scraped=scraped
-            )
-            for what, scraped in (("a poll", False), ("a poll and a scrape", True))
-            for events in (0, 10)
-        }
-        idle, ten = (pool.submit(watched, events, seconds) for events in (0, 10))
-        return (
-            {name: count.result() for name, count in counts.items()} | idle.result() | ten.result()
-        )
+Rows = dict[str, float]
+"""What was measured -> its value."""
 
 
 def main() -> None:
@@ -219,25 +68,243 @@ def main() -> None:
     if shutil.which("valgrind") is None:
         print("valgrind is not installed: nothing is measured")
         return
+
     os.environ |= {"NOTBEFORE_LOG__LEVEL": "warning", "PYTHONHASHSEED": "0"}
-    about = (
-        f"{describe()}, Linux {platform.release()}, {datetime.now(UTC):%Y-%m-%d}; {options.polls}"
-        " polls between the"
+    conditions = (
+        f"{describe().removeprefix('machine: ')}, Linux {platform.release()},"
+        f" {datetime.now(UTC):%Y-%m-%d}; {options.polls} polls between the two lengths of a run,"
+        f" {options.seconds:.0f} s of wakings."
     )
-    about += f" two lengths of a run, {options.seconds:.0f} s of wakings.\n"
-    figures = measured(options.polls, options.seconds)
-    rows = (
-        f"| {row} | {f'{one:,.0f}' if one >= 40 else f'{one:.1f}'} |\n"
-        for row, one in figures.items()
-    )
-    text = (
-        f"| | notbefore |\n|---|---|\n{''.join(rows)}\nMeasured on:"
-        f" {about.removeprefix('machine: ')}"
-    )
+    table = as_table(measure_all(options.polls, options.seconds))
+    text = f"{table}\nMeasured on: {conditions}\n"
     print(text)
     if options.write:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(before + BEGIN + text + END + rest.partition(END)[2], encoding="utf-8")
+        after = rest.partition(END)[2]
+        PAGE.write_text(before + BEGIN + text + END + after, encoding="utf-8")
+
+
+def as_table(rows: Rows) -> str:
+    lines = ["| | notbefore |\n|---|---|\n"]
+    for name, value in rows.items():
+        is_whole = isinstance(value, int) or value >= 40
+        decimals = 0 if is_whole else 1
+        lines.append(f"| {name} | {value:,.{decimals}f} |\n")
+    return "".join(lines)
+
+
+def measure_all(polls: int, seconds: float) -> Rows:
+    """Measure everything at the same time."""
+    with ThreadPoolExecutor() as pool:
+        instructions = []
+        for scraped in (False, True):
+            for events in (0, MANY_EVENTS):
+                instructions.append(pool.submit(instruction_row, events, polls, scraped=scraped))
+        idle = pool.submit(idle_rows, seconds)
+        listing = pool.submit(listing_rows, seconds)
+    rows: Rows = {}
+    for future in (*instructions, idle, listing):
+        rows |= future.result()
+    return rows
+
+
+# ---- runs
+
+
+class Run:
+    """An agent and its IMDS; ``scrape`` asks for the metrics."""
+
+    def __init__(self, events: int, kind: type[RunningAgent] = RunningAgent) -> None:
+        document = listing_document(events)
+        self._imds = Imds(VM, lambda: document)
+        self._directory = tempfile.TemporaryDirectory()
+        state = Path(self._directory.name, "state")
+        self._agent = kind(self._imds.url, state, interval="1s")
+        self._connection = http.client.HTTPConnection(
+            "127.0.0.1", self._agent.port, timeout=PATIENCE
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._agent.process.pid
+
+    @property
+    def polls(self) -> int:
+        """How often IMDS was asked."""
+        return self._imds.polls
+
+    def wait(self, polls: int) -> None:
+        """Wait until IMDS was asked so often."""
+        deadline = time.monotonic() + PATIENCE + polls
+        while self.polls < polls:
+            self._check(deadline, polls)
+            time.sleep(0.02)
+
+    def wait_and_scrape(self, polls: int) -> None:
+        """Wait until IMDS was asked so often, and scrape once for each poll.
+
+        The first scrape imports a library, which takes seconds under cachegrind. The scrapes that
+        are late by then are made afterwards.
+        """
+        deadline = time.monotonic() + PATIENCE + polls
+        scrapes = 0
+        while self.polls < polls or scrapes < self.polls:
+            self._check(deadline, polls)
+            if scrapes < self.polls and self._try_to_scrape():
+                scrapes += 1
+            else:
+                time.sleep(0.02)
+
+    def _check(self, deadline: float, polls: int) -> None:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"IMDS was asked {self.polls} times, expected {polls}")
+
+    def _try_to_scrape(self) -> bool:
+        """Scrape as Prometheus does; return whether the agent listens already."""
+        try:
+            self.scrape(HEADERS_OF_PROMETHEUS)
+        except (OSError, http.client.HTTPException):
+            self._connection.close()
+            return False
+        return True
+
+    def scrape(self, headers: dict[str, str]) -> bytes:
+        """Return the metrics; the connection is kept."""
+        self._connection.request("GET", "/metrics", headers=headers)
+        return self._connection.getresponse().read()
+
+    def end(self) -> str:
+        """Stop the agent as systemd does; return what it wrote to standard error."""
+        self._connection.close()
+        self._agent.stop()
+        self._imds.close()
+        self._directory.cleanup()
+        return self._agent.log
+
+
+def listing_document(events: int) -> bytes:
+    """Return a document with so many freezes, which start in six hours."""
+    later = formatdate(time.time() + 6 * 3600, usegmt=True)
+    items = []
+    for number in range(events):
+        event_id = f"C7061BAC-AFDC-4513-B24B-{number:012X}"
+        items.append(item(event_id, Resources=[VM, "cost_1"], NotBefore=later))
+    return body(*items, incarnation=events + 1)
+
+
+# ---- instructions
+
+
+class AgentUnderCachegrind(RunningAgent):
+    """Writes the number of its instructions to standard error when it ends."""
+
+    @staticmethod
+    def prefix(_state: Path) -> Sequence[str]:
+        return (
+            "valgrind",
+            "--tool=cachegrind",
+            "--cache-sim=no",
+            "--cachegrind-out-file=/dev/null",
+        )
+
+
+class Count(NamedTuple):
+    """The instructions and the polls of a whole run."""
+
+    instructions: int
+    polls: int
+
+
+def instruction_row(events: int, polls: int, *, scraped: bool) -> Rows:
+    """Count the instructions of one poll; ``scraped``: with a scrape."""
+    with ThreadPoolExecutor() as pool:
+        short_run = pool.submit(count, events, SETTLED, scraped=scraped)
+        long_run = pool.submit(count, events, SETTLED + polls, scraped=scraped)
+    short = short_run.result()
+    long = long_run.result()
+    instructions = (long.instructions - short.instructions) / (long.polls - short.polls)
+
+    name = "a poll and a scrape" if scraped else "a poll"
+    listed = events or "no"
+    return {f"instructions of {name}, {listed} events listed (thousands)": instructions / 1000}
+
+
+def count(events: int, polls: int, *, scraped: bool) -> Count:
+    """Run an agent for so many polls."""
+    run = Run(events, AgentUnderCachegrind)
+    try:
+        if scraped:
+            run.wait_and_scrape(polls)
+        else:
+            run.wait(polls)
+    finally:
+        output = run.end()
+    match = INSTRUCTIONS.search(output)
+    if match is None:
+        raise SystemExit(f"cachegrind printed no count:\n{output}")
+    return Count(int(match[1].replace(",", "")), run.polls)
+
+
+# ---- wakings and memory
+
+
+def idle_rows(seconds: float) -> Rows:
+    """Measure an agent without events: its wakings, its memory, and its scrapes."""
+    run = Run(0)
+    try:
+        run.wait(SETTLED)
+        rows = {"wakings a second, idle": wakings_a_second(run.pid, seconds)}
+        rows |= memory_rows(run.pid, "idle")
+        run.scrape(HEADERS_OF_PROMETHEUS)
+        rows |= memory_rows(run.pid, "after a scrape")
+        text = run.scrape({})
+        rows |= memory_rows(run.pid, "after a scrape as text")
+        rows["series, idle"] = len(SERIES.findall(text))
+        rows["bytes of a scrape, idle"] = len(text)
+        return rows
+    finally:
+        run.end()
+
+
+def listing_rows(seconds: float) -> Rows:
+    """Measure the wakings of an agent with listed events."""
+    run = Run(MANY_EVENTS)
+    try:
+        run.wait(SETTLED)
+        wakings = wakings_a_second(run.pid, seconds)
+        return {f"wakings a second, {MANY_EVENTS} events listed": wakings}
+    finally:
+        run.end()
+
+
+def wakings_a_second(pid: int, seconds: float) -> float:
+    before = wakings(pid)
+    started = time.monotonic()
+    time.sleep(seconds)
+    return (wakings(pid) - before) / (time.monotonic() - started)
+
+
+def wakings(pid: int) -> int:
+    """Return how often the threads of a process have waked."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            status = (task / "status").read_text(encoding="ascii", errors="replace")
+            total += sum(int(number) for number in WAKINGS.findall(status))
+    return total
+
+
+def memory_rows(pid: int, when: str) -> Rows:
+    """Return the resident and the private memory of a process."""
+    sizes: dict[str, float] = {}  # MiB
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    for line in lines[1:]:
+        name, kib, _unit = line.split()
+        sizes[name.rstrip(":")] = int(kib) / 1024
+    return {
+        f"resident, {when} (MiB)": sizes["Rss"],
+        f"private, {when} (MiB)": sizes["Private_Clean"] + sizes["Private_Dirty"],
+    }
 
 
 if __name__ == "__main__":

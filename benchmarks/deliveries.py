@@ -1,10 +1,14 @@
-"""Speed and size of deliveries, as figures: ``python benchmarks/deliveries.py``.
+"""Speed and size of deliveries: ``python benchmarks/deliveries.py``; ``--help`` lists its options.
 
-Change seen to accepted by a local webhook, with a courier that has to be started and with one that
-runs; the agent's resident size after the first ten changes and after a thousand; 20,000 deliveries
-through one webhook, and the courier's resident size meanwhile.
+Printed:
+
+- the time from a change to its acceptance by a local webhook, in ms: with a courier that must be
+  started (cold), and with one that runs (warm)
+- the agent's resident memory after ten changes and after all changes, in MiB
+- deliveries a second through one webhook, and the courier's resident memory meanwhile, in MiB
 """
 
+import argparse
 import itertools
 import json
 import os
@@ -17,13 +21,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
-from _machine import Receiver, describe, resident
+from _machine import Receiver, describe, first_child, never_interrupted, resident
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Webhook
-from notbefore.core.outbox import Bounds
+from notbefore.core.outbox import OF_A_FLEET
 from notbefore.courier.orders import Orders
 from notbefore.courier.supervisor import Supervisor
 from notbefore.simulator.server import Simulator
@@ -31,113 +36,165 @@ from support.agent import RunningAgent, eventually
 from support.azure import FUTURE, ME, body, item
 from support.owner import Owner, serve
 
-COLD = 15  # rounds
-WARM = 60
-INCARNATIONS = itertools.count(1)
-NUMBERS = itertools.count(1)  # of events
+COLD_LIMIT: Final = 500.0  # ms, of the median
+WARM_LIMIT: Final = 30.0
+SETTLE: Final = 3.0  # seconds in which an agent does what it does once
+AT_A_TIME: Final = 10  # events listed or removed by one document, to measure the agent's memory
+BATCH: Final = 5_000  # deliveries in the outbox at a time, to measure the throughput
+PATIENCE: Final = 300.0  # seconds for each batch
+
+incarnations = itertools.count(1)
+event_numbers = itertools.count(1)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=60, help="changes to a warm courier, and a quarter to a cold"
+    )
+    parser.add_argument("--changes", type=int, default=1_000, help="changes for the agent's memory")
+    parser.add_argument(
+        "--deliveries", type=int, default=20_000, help="deliveries for the throughput"
+    )
+    options = parser.parse_args()
+
     print(describe())
-    latency()
-    size()
-    throughput(20_000)
+    measure_latency(options.rounds)
+    measure_size(options.changes)
+    measure_throughput(options.deliveries)
 
 
 @contextmanager
-def running(receiver: Receiver) -> Iterator[tuple[Simulator, RunningAgent]]:
-    """An agent with a webhook; nothing is listed."""
+def running_agent(receiver: Receiver) -> Iterator[tuple[Simulator, RunningAgent]]:
+    """Run an agent with a webhook and an IMDS that lists nothing."""
     sinks = {"hook": {"webhook": {"url": receiver.url, "allow_private": True}}}
     with tempfile.TemporaryDirectory() as directory, Simulator((ME,)) as imds:
         show(imds, 0)
         config = Path(directory) / "notbefore.yaml"
         config.write_text(json.dumps({"sinks": sinks}), encoding="utf-8")
         with RunningAgent(imds.endpoint, Path(directory) / "state", str(config)) as agent:
-            time.sleep(3)  # what is done once at the start is over
+            time.sleep(SETTLE)
             yield imds, agent
 
 
 def show(imds: Simulator, events: int) -> None:
     """List so many new events, and nothing else."""
-    items = [item(f"E-{next(NUMBERS)}", NotBefore=FUTURE) for _ in range(events)]
-    imds.set_document(body(*items, incarnation=next(INCARNATIONS)))
+    items = [item(f"E-{next(event_numbers)}", NotBefore=FUTURE) for _ in range(events)]
+    imds.set_document(body(*items, incarnation=next(incarnations)))
 
 
-def latency() -> None:
+# ---- latency
+
+
+def measure_latency(rounds: int) -> None:
+    """Measure the time from a change to its acceptance, with a cold and with a warm courier."""
     receiver = Receiver()
-    with running(receiver) as (imds, agent):
-        delivered(imds, receiver)
-        for what, rounds, bar in (("cold", COLD, "100 ms"), ("warm", WARM, "30 ms")):
-            seconds = []
-            for _ in range(rounds):
-                if what == "cold":
-                    end_courier(agent)
-                seconds.append(delivered(imds, receiver))
-            print(
-                f"change seen -> accepted, {what} courier: p50"
-                f" {statistics.median(seconds) * 1000:.0f} ms, max {max(seconds) * 1000:.0f} ms,"
-                f" {len(seconds)} rounds (bar: p50 at most {bar})"
-            )
+    with running_agent(receiver) as (imds, agent):
+        latency(imds, receiver)
+
+        cold: list[float] = []
+        for _ in range(max(1, rounds // 4)):
+            end_courier(agent)
+            cold.append(latency(imds, receiver))
+        print_latencies("cold", cold, COLD_LIMIT)
+
+        warm = [latency(imds, receiver) for _ in range(rounds)]
+        print_latencies("warm", warm, WARM_LIMIT)
 
 
-def delivered(imds: Simulator, receiver: Receiver) -> float:
-    """Announce an event, with which the one before is canceled.
+def latency(imds: Simulator, receiver: Receiver) -> float:
+    """Announce an event; return the milliseconds from the change to its acceptance.
 
-    Seconds from its sight to a delivery.
+    The event before it is canceled, so two deliveries arrive.
     """
-    before = len(receiver.taken)
+    count = len(receiver.received)
     show(imds, 1)
-    eventually(lambda: len(receiver.taken) > before)
-    first = receiver.taken[before]
-    time.sleep(0.3)  # until the other one has come
-    return first.wall - datetime.fromisoformat(first.record["time"]).timestamp()
+    eventually(lambda: len(receiver.received) > count)
+    first = receiver.received[count]
+    time.sleep(0.3)  # until the other one has arrived
+    changed = datetime.fromisoformat(first.record["time"]).timestamp()
+    return (first.wall - changed) * 1000
 
 
 def end_courier(agent: RunningAgent) -> None:
-    """A reload has it leave, in order."""
+    """Reload the agent, which ends its courier, and wait for that."""
     courier = Path(f"/proc/{agent.courier()}")
     agent.process.send_signal(signal.SIGHUP)
     eventually(lambda: not courier.exists())
 
 
-def size() -> None:
-    """A thousand changes, ten events at a time."""
-    receiver = Receiver()
-    with running(receiver) as (imds, agent):
-        before = 0.0
-        for step in range(1, 101):
-            show(imds, 10 if step % 2 else 0)
-            eventually(lambda: len(receiver.taken) >= 10 * step)  # noqa: B023 - of this round
-            # with OpenSSL, which is loaded at the first change
-            before = before or resident(agent.process.pid)
-        time.sleep(3)
-        after = resident(agent.process.pid)
-        print(
-            f"agent's resident size: {before:.1f} MiB after 10 changes, {after:.1f} after 1000"
-            " (bar: the same)"
-        )
-
-
-def throughput(count: int) -> None:
-    receiver = Receiver()
-    owner = Owner(Bounds(10_000, 64 * 1024 * 1024))
-    sinks = {"hook": SinkConfig(webhook=Webhook(url=Secret(receiver.url), allow_private=True))}
-    couriers = Supervisor(Orders(sinks), owner)
-    sizes = []
-    seconds = 0.0
-    for first in range(0, count, 5_000):
-        owner.add(*(f"{number:032x}" for number in range(first, first + 5_000)), sink="hook")
-        begun = time.perf_counter()
-        serve([couriers], lambda: len(owner.results) >= first + 5_000, 300.0)  # noqa: B023 - of this round
-        seconds += time.perf_counter() - begun
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-        sizes.append(resident(children.split()[0]))
-    couriers.stop(lambda _seconds: False)
-    shown = ", ".join(f"{size:.1f}" for size in sizes)
+def print_latencies(name: str, latencies: list[float], limit: float) -> None:
     print(
-        f"{count} deliveries: {count / seconds:.0f} a second (bar: 1500); courier's resident size"
-        f" after each 5,000: {shown} MiB (bar: 30); received {len(receiver.taken)}"
+        f"from a change to its acceptance, {name} courier: median"
+        f" {statistics.median(latencies):.0f} ms (limit: {limit:.0f} ms), at most"
+        f" {max(latencies):.0f} ms, of {len(latencies)}",
+        flush=True,
     )
+
+
+# ---- size
+
+
+def measure_size(changes: int) -> None:
+    """Measure the agent's resident memory after its first changes and after many of them."""
+    receiver = Receiver()
+    with running_agent(receiver) as (imds, agent):
+        # the first change loads OpenSSL
+        show(imds, AT_A_TIME)
+        wait_for(receiver, AT_A_TIME)
+        before = resident(agent.process.pid)
+
+        # announce and cancel in turn
+        for step in range(2, changes // AT_A_TIME + 1):
+            is_announcing = step % 2 == 1
+            show(imds, AT_A_TIME if is_announcing else 0)
+            wait_for(receiver, AT_A_TIME * step)
+        time.sleep(SETTLE)
+        after = resident(agent.process.pid)
+    print(
+        f"agent's resident memory: {before:.1f} MiB after {AT_A_TIME} changes, {after:.1f} MiB"
+        f" after {changes:,} (limit: about the same)",
+        flush=True,
+    )
+
+
+def wait_for(receiver: Receiver, deliveries: int) -> None:
+    """Wait until so many deliveries have arrived altogether."""
+    eventually(lambda: len(receiver.received) >= deliveries)
+
+
+# ---- throughput
+
+
+def measure_throughput(deliveries: int) -> None:
+    """Send many deliveries through one webhook, and measure the courier's memory meanwhile."""
+    receiver = Receiver()
+    owner = Owner(OF_A_FLEET)
+    webhook = Webhook(url=Secret(receiver.url), allow_private=True)
+    supervisor = Supervisor(Orders({"hook": SinkConfig(webhook=webhook)}), owner)
+    sizes: list[str] = []
+    seconds = 0.0
+    for first in range(0, deliveries, BATCH):
+        seconds += send_batch(owner, supervisor, first, min(first + BATCH, deliveries))
+        size = resident(first_child(os.getpid()))
+        sizes.append(f"{size:.1f}")
+    supervisor.stop(never_interrupted)
+    print(
+        f"{deliveries:,} deliveries: {deliveries / seconds:,.0f} a second; courier's resident"
+        f" memory after each {BATCH:,}: {', '.join(sizes)} MiB; received"
+        f" {len(receiver.received):,}"
+    )
+
+
+def send_batch(owner: Owner, supervisor: Supervisor, first: int, end: int) -> float:
+    """Send the deliveries with the numbers from ``first`` up to ``end``; return the seconds."""
+    ids = [f"{number:032x}" for number in range(first, end)]
+    owner.add(*ids, sink="hook")
+    started = time.perf_counter()
+    serve([supervisor], lambda: len(owner.results) >= end, PATIENCE)
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -1,17 +1,21 @@
-"""The courier's memory while a receiver fails: ``python benchmarks/failing.py [KIND...]``.
+"""The courier's memory while a receiver fails: ``python benchmarks/failing.py [KIND ...]``.
 
-150 events wait for one sink, whose receiver answers 500: with a body of 1 MiB, with 101 headers of
-60 KB, or with headers that do not end. Each event is attempted four times, without a pause.
+KIND is a kind of sink: webhook, slack, apprise or otlp_logs; all of them by default. 150 events
+wait for one sink. Its receiver answers 500 with a body of 1 MiB, with 101 headers of 60 KB, or with
+headers that do not end. Each event is attempted four times, without a pause. Printed for each kind
+and each answer: the peak of the courier's resident memory, in MiB.
 """
 
+import argparse
 import itertools
 import os
 import socket
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
-from _machine import describe, resident
+from _machine import add_names, describe, first_child, never_interrupted, peak
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.config.secret import Secret
@@ -21,42 +25,50 @@ from notbefore.courier.supervisor import Supervisor
 from support.owner import Owner, serve
 from support.raw_server import answer, serving
 
-EVENTS = 150
-ATTEMPTS = 4  # for each event
-LIMIT = 384  # MiB: ``MemoryMax`` of the systemd unit, for the agent and its courier
-PATIENCE = 600.0  # seconds
-HEADER = b"x" * 60_000
+EVENTS: Final = 150
+ATTEMPTS: Final = 4  # for each event
+LIMIT: Final = 384  # MiB: ``MemoryMax`` of the systemd unit, for the agent and its courier
+PATIENCE: Final = 600.0  # seconds
+HEADER: Final = b"x" * 60_000
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_names(parser, "kinds", "KIND", SINKS)
+    parser.add_argument("--events", type=int, default=EVENTS, help=f"default: {EVENTS}")
+    options = parser.parse_args()
+
     print(describe())
-    kinds = sys.argv[1:] or list(SINKS)
-    for kind in kinds:
-        for name, talk in TALKS.items():
+    for kind in options.kinds or SINKS:
+        for name, talk in ANSWERS.items():
             with serving(talk) as (url, _):
-                measure(kind, name, SINKS[kind](url))
+                measure(kind, name, SINKS[kind](url), options.events)
 
 
-def measure(kind: str, name: str, sink: SinkConfig) -> None:
+def measure(kind: str, name: str, sink: SinkConfig, events: int) -> None:
+    """Attempt all events against a failing receiver, and print the courier's peak."""
     owner = Owner()
-    couriers = Supervisor(Orders({kind: sink}), owner)
-    owner.add(*(f"{number:032x}" for number in range(EVENTS)), sink=kind)
-    attempts = EVENTS * ATTEMPTS
+    supervisor = Supervisor(Orders({kind: sink}), owner)
+    ids = [f"{number:032x}" for number in range(events)]
+    owner.add(*ids, sink=kind)
+    attempts = events * ATTEMPTS
     started = time.monotonic()
 
-    serve([couriers], lambda: len(owner.results) >= attempts, PATIENCE)
+    serve([supervisor], lambda: len(owner.results) >= attempts, PATIENCE)
 
     seconds = time.monotonic() - started
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-    peak = resident(children.split()[0], "VmHWM")
-    couriers.stop(lambda _seconds: False)
+    memory = peak(first_child(os.getpid()))
+    supervisor.stop(never_interrupted)
     print(
-        f"{kind}, {name}: courier's peak {peak:.0f} MiB (bar: less than {LIMIT}) in {attempts}"
-        f" attempts, {seconds:.0f} s"
+        f"{kind}, {name}: courier's peak {memory:.0f} MiB (limit: {LIMIT} MiB) in {attempts}"
+        f" attempts, {seconds:.0f} s",
+        flush=True,
     )
 
 
-# ---- receivers
+# ---- answers of the receiver
 
 
 def many_headers(connection: socket.socket, _: bytes) -> None:
@@ -71,7 +83,7 @@ def endless_headers(connection: socket.socket, _: bytes) -> None:
         connection.sendall(b"X-%d: %b\r\n" % (number, HEADER))
 
 
-TALKS = {
+ANSWERS: Final = {
     "500 with 1 MiB": answer("500 No", b"x" * 1024 * 1024),
     "101 headers of 60 KB": many_headers,
     "endless headers": endless_headers,
@@ -97,7 +109,7 @@ def otlp_logs(url: str) -> SinkConfig:
     return SinkConfig(otlp_logs=OtlpConnection(endpoint=url))
 
 
-SINKS = {"webhook": webhook, "slack": slack, "apprise": apprise, "otlp_logs": otlp_logs}
+SINKS: Final = {"webhook": webhook, "slack": slack, "apprise": apprise, "otlp_logs": otlp_logs}
 
 
 if __name__ == "__main__":
