@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --no-input
-# What takes more than a few seconds says what it does and how far it is.
+# Runs a command that takes more than a few seconds, and shows its progress.
 SHOW    = $(PYTHON) tools/progress.py
 # Several tests at a time, because tests wait more than they work.
 PARALLEL ?= --numprocesses 8 --dist loadgroup --no-loadscope-reorder
@@ -40,8 +40,8 @@ $(VENV)/dev: $(VENV)/base
 	@touch $@
 
 # Proton, the engine of the tests' Event Hub, has no wheel. It is built with this machine's compiler, or with
-# a compiler from a wheel. That one's linker does not know all options of Debian's Python, hence LDSHARED.
-# -O1 takes a third of the time.
+# a compiler from a wheel. The linker of the latter does not know all options of Debian's Python, hence LDSHARED.
+# With -O1 the build takes a third of the time.
 proton:
 	@if command -v cc >/dev/null; then CC=cc; else \
 		CC='env -u PYTHONPATH $(abspath $(BIN)/python) -m ziglang cc'; \
@@ -87,7 +87,7 @@ check: $(VENV)/dev
 	$(BIN)/pytest --quiet tests/unit/test_imports.py
 
 bench: $(VENV)/dev
-	@missed=0; for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || missed=1; done; exit $$missed
+	@failed=0; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || failed=1; done; exit $$failed
 
 reference: $(VENV)/dev
 	@$(BIN)/python tools/reference.py

@@ -1,4 +1,4 @@
-"""What the commands print with ``--json``: a JSON Schema and tables, from its structs.
+"""The JSON Schema and the tables of what commands print with ``--json``, from its structs.
 
 For ``tools/reference.py``.
 """
@@ -22,7 +22,8 @@ from notbefore.fleet.shown_waves import ShownWave
 
 RECORD_SCHEMA: Final = Path(__file__).parents[1] / "src/notbefore/core/record.v1.json"
 RECORD: Final = "Record"  # its name in ``$defs``
-OBJECTS: Final[dict[str, type[Struct] | str]] = {  # by command: one object that it prints
+# command -> the object that it prints: a struct, or a name in ``$defs``
+OBJECTS: Final[dict[str, type[Struct] | str]] = {
     "events": PendingEvent,
     "events --watch": WatchedList,
     "events --fleet": ShownWave,
@@ -38,7 +39,7 @@ OBJECTS: Final[dict[str, type[Struct] | str]] = {  # by command: one object that
     "fleet report": Figures,
     "fleet mute": Mute,
 }
-PARTS: Final = (PendingApproval, MistakeReport, SinkResult)  # objects within these
+PARTS: Final = (PendingApproval, MistakeReport, SinkResult)  # the objects in these objects
 TYPES: Final = {
     "string": "text",
     "integer": "integer",
@@ -52,11 +53,9 @@ TYPES: Final = {
 def schema() -> dict[str, Any]:
     """Return the schema: the objects under ``$defs``, and which one each command prints."""
     structs = [struct for struct in OBJECTS.values() if not isinstance(struct, str)]
-    _, components = msgspec.json.schema_components(
-        [*structs, *PARTS], ref_template="#/$defs/{name}"
-    )
-    described: list[type[Struct]] = [*structs, *PARTS]
-    for struct in described:
+    structs += PARTS
+    _, components = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
+    for struct in structs:
         for name, text in comments_of(struct).items():
             components[struct.__name__]["properties"][name]["description"] = text
 

@@ -20,15 +20,16 @@ COMPLETE: Final[dict[str, Any]] = {  # what follows an option or an argument, by
 
 
 class CompletedParser(argparse.ArgumentParser):
-    """Notes for ``shtab`` which options and arguments are files. Its subparsers do so too."""
+    """Tells ``shtab`` which options and arguments are files. Its subparsers do so too."""
 
-    has_options_only = False  # arguments are left out: other words of the command are there
+    has_options_only = False  # the arguments of a command with subcommands are left out
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
         """Add an option or an argument."""
         is_option = names[0].startswith("-")
         if self.has_options_only and not is_option:
-            return argparse.ArgumentParser().add_argument(*names, **settings)
+            elsewhere = argparse.ArgumentParser()
+            return elsewhere.add_argument(*names, **settings)
 
         action: Any = super().add_argument(*names, **settings)
         if action.choices is None and action.metavar in COMPLETE:
@@ -45,9 +46,9 @@ def completion(shell: str) -> str:
 
 
 def _with_config_of_fleet(shell: str, script: str) -> str:
-    """Let `notbefore fleet` be followed by a file, or by another word of the command.
+    """Complete `notbefore fleet` with its subcommands and with files.
 
-    ``shtab`` knows either, but not both.
+    ``shtab`` completes one or the other, but not both.
     """
     fleet = "_shtab_notbefore_fleet"
     match shell:
@@ -62,7 +63,7 @@ def _with_config_of_fleet(shell: str, script: str) -> str:
 
 
 def whole_parser() -> CompletedParser:
-    """Return one parser with all commands; the command line itself makes that of one command."""
+    """Return one parser with all commands. The program itself makes the parser of one command."""
     parser = CompletedParser("notbefore", description=DESCRIPTION)
     parser.add_argument(*VERSION, action="version", version="", help="show the version")
     _add_commands(parser, [name for name in COMMANDS if " " not in name])
@@ -74,9 +75,10 @@ def _add_commands(parser: CompletedParser, names: list[str]) -> None:
     for name in names:
         text = COMMANDS[name]
         command = commands.add_parser(name.split()[-1], help=text, description=text)
-        below = [other for other in COMMANDS if other.startswith(f"{name} ")]
-        module: Any = importlib.import_module(f"notbefore.commands.{re.sub('[- ]', '_', name)}")
-        command.has_options_only = bool(below)
+        subcommands = [other for other in COMMANDS if other.startswith(f"{name} ")]
+        command.has_options_only = bool(subcommands)
+        module_name = re.sub("[- ]", "_", name)
+        module: Any = importlib.import_module(f"notbefore.commands.{module_name}")
         module.add_arguments(command)
-        if below:
-            _add_commands(command, below)
+        if subcommands:
+            _add_commands(command, subcommands)

@@ -15,7 +15,7 @@ from notbefore.config.secret import SOURCES, Secret
 from notbefore.core.duration import Duration
 
 TEXT: Final = {"title": "text", "type": ["string", "integer"]}  # `zone: 1` needs no quotes
-# the value of `url_file` and the like
+# the value of a key such as `url_file`
 REFERENCE: Final = {"type": "string", "minLength": 1}
 SECRET: Final[dict[str, Any]] = {
     "title": "secret",
@@ -37,8 +37,8 @@ PLAIN: Final[dict[type, dict[str, Any]]] = {
     Duration: DURATION,
     Secret: SECRET,
 }
-# the lines of a struct: a field, or another statement; a bracket may end a field
-FIELD: Final = re.compile(r"    (\w+)(: |\Z)")
+FIELD: Final = re.compile(r"    (\w+)(: |\Z)")  # the first line of a field in a struct
+# the first line of another statement; a bracket would be the last line of a field
 OTHER_STATEMENT: Final = re.compile(r"    [^ )\]}]")
 # the part of a comment that is for linters
 FOR_TOOLS: Final = re.compile(r"\s*(noqa|type:|pragma)\b.*")
@@ -138,7 +138,7 @@ def _section(kind: mi.StructType) -> dict[str, Any]:
 
 
 def _plain(default: object) -> Any:
-    """Return a default as a user would write it. A secret has one only if it is a file."""
+    """Return a default as a user writes it. A secret has a default only if that is a file."""
     if isinstance(default, Secret):
         return default.sealed()
     return str(default)

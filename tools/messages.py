@@ -1,4 +1,4 @@
-"""The examples in docs/messages.md, made by the code of the sinks; for ``tools/reference.py``."""
+"""The examples in docs/messages.md, from the code of the sinks. For ``tools/reference.py``."""
 
 import json
 import sys
@@ -35,11 +35,11 @@ APPROVAL: Final = {
     "approval_rule": "drained",
     "approval_by": "rule",
 }
-MESSAGES: Final = {  # by their kinds
+MESSAGES: Final = {  # heading -> message
     "Announced": message(REBOOT, now=at(2)),
     "Announced, of another type": message({}, now=at(2)),
     "Announced, of several VMs": message(
-        REBOOT | {"Resources": [ME, *(f"WestNO_{number}" for number in range(1, 5))]}
+        REBOOT | {"Resources": [ME, "WestNO_1", "WestNO_2", "WestNO_3", "WestNO_4"]}
     ),
     "Updated: NotBefore moved": message(REBOOT, REBOOT | LATER, now=at(60)),
     "Updated: it no longer affects this VM": message(
@@ -58,7 +58,7 @@ MESSAGES: Final = {  # by their kinds
     "Approved": with_record_fields(message(REBOOT, kind="approved", now=at(60)), **APPROVAL),
 }
 WITHOUT_ALERT: Final = ("approved", "approval_failed", "approval_skipped")
-COLORS: Final = {  # of attachments in Slack -> their names
+COLORS: Final = {  # color of an attachment in Slack -> its name
     colors.COLORS["critical"]: "red",
     colors.COLORS["warning"]: "orange",
     colors.COLORS["info"]: "blue",

@@ -1,8 +1,8 @@
-"""Runs one command of the set-up, and says what it does, for how long, and, of pip, how far it is.
+"""Shows the progress of a command of the set-up: ``python tools/progress.py TITLE COMMAND ...``.
 
-``python tools/progress.py TITLE COMMAND ...``. A terminal has one line that changes, any other
-output a line every ten seconds. The output of the command is shown if it fails, or is written to
-``--log FILE``.
+It shows the title, the seconds so far, and the number of packages that pip has processed. On a
+terminal this is one line that changes; otherwise it is a new line every ten seconds. The output of
+the command is shown if the command fails, or is written to ``--log FILE``.
 """
 
 import argparse
@@ -14,19 +14,19 @@ import time
 from pathlib import Path
 from typing import Final
 
-INTERVAL: Final = 0.5  # seconds between two looks
-QUIET: Final = 10.0  # seconds between two lines, where the output is no terminal
+INTERVAL: Final = 0.5  # seconds between two checks
+LINE_EVERY: Final = 10.0  # seconds between two lines, if the output is not a terminal
 CLEAR_LINE: Final = "\r\x1b[K"
-# pip, of each package: it is fetched, it is here, or it is for another platform
+# pip prints one of these for each package: it is fetched, installed, or for another platform
 PACKAGE: Final = re.compile(
     r"(?:Collecting|Requirement already satisfied:|Ignoring) ([A-Za-z0-9._-]+)"
 )
-INSTALLING: Final = "Installing collected packages"  # pip, once it has all of them
-INTERRUPTED: Final = 130
+INSTALLING: Final = "Installing collected packages"  # pip prints it when it has all of them
+INTERRUPTED: Final = 130  # exit code
 
 
 class Work:
-    """A command that runs, and what it has written so far."""
+    """A running command, and the lines that it has written so far."""
 
     def __init__(self, command: list[str]) -> None:
         self._total = packages_in(command)
@@ -53,14 +53,14 @@ class Work:
                 self._installs = True
 
     def finish(self) -> int:
-        """Wait for the end; return the exit code."""
+        """Wait until the command ends, and return its exit code."""
         code = self.process.wait()
         self._reader.join()
         return code
 
     @property
     def state(self) -> str:
-        """How far it is; empty if that is not known."""
+        """The progress in words, or empty if it is not known."""
         count = len(self._packages)
         if self._installs:
             return "unpacking the packages"
@@ -90,7 +90,7 @@ def show(title: str, work: Work) -> int:
         if is_terminal:
             sys.stdout.write(f"{CLEAR_LINE}{text}")
         elif now >= next_line:
-            next_line = now + QUIET
+            next_line = now + LINE_EVERY
             sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
         time.sleep(INTERVAL)

@@ -41,11 +41,12 @@ GENERATED: Final = re.compile(
 def filled(name: str, text: str) -> str:
     """Return a page of docs/ with this text as its generated part."""
     page = (DOCS / name).read_text(encoding="utf-8")
-    parts = GENERATED.split(page)
-    if len(parts) != len(("before", "first line", "last line", "after")):
-        raise SystemExit(f"docs/{name}: expected one part that is generated")
-    before, first_line, last_line, after = parts
-    return before + first_line + text + last_line + after
+    matches = list(GENERATED.finditer(page))
+    if len(matches) != 1:
+        raise SystemExit(f"docs/{name}: expected one generated part, got {len(matches)}")
+    (match,) = matches
+    first_line, last_line = match.groups()
+    return page[: match.start()] + first_line + text + last_line + page[match.end() :]
 
 
 # ---- configuration
@@ -63,7 +64,7 @@ def config_schema() -> str:
 
 
 def chart_schema() -> str:
-    """Return the schema of the chart's values, with the configuration in its hand-written rest."""
+    """Return the schema of the chart's values. Its property ``config`` is generated."""
     values = json.decode(VALUES.read_bytes())
     values["properties"]["config"] = without_plain_secrets(schema_of(Config))
     return _indented(values)
@@ -171,11 +172,11 @@ FLEET: Final = (
 
 def metrics() -> str:
     """Return docs/metrics.md."""
-    of_instance = _defined_in(fleet, "notbefore_fleet_")
+    instance_metrics = _defined_in(fleet, "notbefore_fleet_")
     parts = [
         f"## Scheduled events\n\n{_metrics_table(_defined_in(families, 'azure_'))}",
         f"## The agent itself\n\n{_metrics_table(_defined_in(families, 'notbefore_'))}",
-        f"## An instance of `notbefore fleet`\n\n{FLEET}{_metrics_table(of_instance)}",
+        f"## An instance of `notbefore fleet`\n\n{FLEET}{_metrics_table(instance_metrics)}",
     ]
     return filled("metrics.md", "\n".join(parts))
 
@@ -268,7 +269,7 @@ def fish_completion() -> str:
     return completions.completion("fish")
 
 
-PAGES: Final[dict[str, Callable[[], str]]] = {  # a path from docs/ -> the function that makes it
+PAGES: Final[dict[str, Callable[[], str]]] = {  # path, relative to docs/ -> its generator
     "commands.md": command_reference,
     "configuration.md": configuration,
     "messages.md": message_examples,
@@ -285,8 +286,8 @@ PAGES: Final[dict[str, Callable[[], str]]] = {  # a path from docs/ -> the funct
 
 def main() -> None:
     """Write all references."""
-    for name, make in PAGES.items():
-        (DOCS / name).write_text(make(), encoding="utf-8")
+    for name, generate in PAGES.items():
+        (DOCS / name).write_text(generate(), encoding="utf-8")
         sys.stdout.write(f"docs/{name}\n")
 
 
