@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from notbefore.wording.records import heartbeat_of
 from support.agent import becomes
+from support.event_grid import encoded, message, resource_id
 from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
 from support.hub import Hub
@@ -26,18 +27,24 @@ EVERYTHING = {"job": ".*", "region": ".*", "scale_set": ".*"}
 WEB = {**EVERYTHING, "scale_set": "web"}
 SETS = ("web", "data", "batch", "cache", "queue", "front")
 NUMBERS = {  # what the stories below come to
-    "Events": 7,
-    "VMs affected": 13,
+    "Events": 8,
+    "VMs affected": 14,
     "Started": 1,
     "VMs heard from": 14,
     "Silent VMs": 2,
+    "Events in two partitions": 0,
+    "Events not reported": 0,
+    "VMs without an agent": 2,
+    "Contradictions": 1,
+    "Unused records": 1,
 }
 
 
 def tell(hub: Hub) -> None:
     """Each scale set has an event of two VMs, that of `web` has started, another one is over.
 
-    Two VMs fall silent.
+    Two VMs fall silent. Azure reports an event of a VM without an agent, and one that it cancels
+    although it has started.
     """
     now = datetime.now(UTC)
     vms = {
@@ -55,7 +62,17 @@ def tell(hub: Hub) -> None:
     records.append(report(vms["data"][0], "announced", "E-freeze", event_type="Freeze"))
     quiet = [replace(vm(name, scale_set=name), zone="1") for name in ("gone", "lost")]
     records += [heartbeat_of(one, (), "1", now, 1.0) for one in quiet]
+    records.append(azures("E-azure", "azure_0", "Scheduled"))
+    records += [azures("E-odd", "azure_1", status) for status in ("Started", "Canceled")]
     send(hub, [*records, b"{"])
+
+
+def azures(event_id: str, vm_name: str, status: str) -> bytes:
+    """Return Azure's message about an event of a VM without an agent."""
+    scale_set = resource_id(name="azure", event_id=event_id)
+    return encoded(
+        message(status, event_id, at=datetime.now(UTC), resource=scale_set, Resources=[vm_name])
+    )
 
 
 def shown(
@@ -83,7 +100,7 @@ def test_queries_of_the_fleet_dashboard_show_the_records_of_the_hub(
             becomes(lambda: {title: shown(prometheus, title) for title in NUMBERS}, NUMBERS)
 
             check(prometheus)
-            of_web = {
+            of_web = NUMBERS | {
                 "Events": 1,
                 "VMs affected": 2,
                 "Started": 1,

@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models.dashboard import Panel
 from boards import frame, panels
 from boards.frame import Annotation, Variable
 from boards.panels import GOOD, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
-from boards.queries import INTERVAL
+from boards.queries import INTERVAL, RANGE
 
 PLACE: Final = 'job=~"$job", region=~"$region", scale_set=~"$scale_set"'
 REGION: Final = 'job=~"$job", region=~"$region"'
@@ -29,18 +29,29 @@ VARIABLES: Final = (
 
 def build() -> str:
     """Return the dashboard as JSON."""
-    figures = [(4, panel) for panel in _figures()]
+    of_vms = [(4, panel) for panel in _figures_of_vms()]
+    of_records = [(4, panel) for panel in _figures_of_records()]
     grid = frame.grid(
-        (3, figures),
-        (8, [(14, _coming()), (10, _heard())]),
-        (7, [(6, _by_type()), (6, _silent()), (6, _lag_seconds()), (6, _lag_records())]),
-        (8, [(12, _records()), (12, _instances())]),
+        (3, of_vms),
+        (3, of_records),
+        (7, [(14, _coming()), (10, _heard())]),
+        (6, [(6, _by_type()), (6, _silent()), (6, _lag_seconds()), (6, _lag_records())]),
+        (
+            7,
+            [
+                (6, _azure_messages()),
+                (3, _first_notices()),
+                (3, _ends()),
+                (6, _records()),
+                (6, _instances()),
+            ],
+        ),
     )
     return frame.dashboard_json(
         "notbefore-event-hub",
         "Azure Scheduled Events: the fleet by Event Hub",
-        "The events that VMs report to the hub, the affected VMs, silent VMs, and how late the hub"
-        " is read.",
+        "The events that VMs and Azure report to the hub, the affected VMs, silent VMs, and how"
+        " late the hub is read.",
         grid,
         time="24h",
         variables=VARIABLES,
@@ -65,18 +76,21 @@ def _sum(metric: str, selector: str = PLACE, by: str = "") -> str:
     return f"sum({metric}{{{selector}}})"
 
 
-def _grown(metric: str, selector: str, by: str, window: str) -> str:
-    """Return by how much a counter grew.
+def _grown(metric: str, window: str, by: str = "") -> str:
+    """Return by how much a counter of all instances grew.
 
     The counters of an instance begin at 0 with its start. So a series without a sample before the
     window grew by its whole value.
     """
-    series = f"{metric}{{{selector}}}"
+    series = f"{metric}{{{JOB}}}"
     new = f"last_over_time({series}[{window}]) unless {series} offset {window}"
-    return f"sum by ({by}) ({new} or increase({series}[{window}]))"
+    growth = f"({new} or increase({series}[{window}]))"
+    if by:
+        return f"sum by ({by}) {growth}"
+    return f"sum {growth}"
 
 
-def _figures() -> list[Panel]:
+def _figures_of_vms() -> list[Panel]:
     started = f'event_status="started", {PLACE}'
     return [
         panels.stat_panel(
@@ -122,6 +136,62 @@ def _figures() -> list[Panel]:
             now(f"max(notbefore_fleet_lag_seconds{{{JOB}}})"),
             LATE,
             decimals=1,
+        ),
+    ]
+
+
+def _figures_of_records() -> list[Panel]:
+    buckets = _grown("notbefore_fleet_azure_delay_seconds_bucket", RANGE, "le")
+    contradictions = _grown("notbefore_fleet_contradictions_total", RANGE)
+    unused = _grown("notbefore_fleet_poison_records_total", RANGE)
+    return [
+        panels.stat_panel(
+            "Events in two partitions",
+            "Events that are open in two partitions, such as Azure's messages in one, and the VMs'"
+            " records in the other. Each partition notifies of them.",
+            "short",
+            now(_sum("notbefore_fleet_events_split", JOB)),
+            NONE_IS_GOOD,
+        ),
+        panels.stat_panel(
+            "Events not reported",
+            "Events that VMs list in their heartbeats, but that no VM has reported. No one is"
+            " notified of them.",
+            "short",
+            now(_sum("notbefore_fleet_events_unknown", JOB)),
+            NONE_IS_GOOD,
+        ),
+        panels.stat_panel(
+            "VMs without an agent",
+            "VMs of Azure's messages in the last 30 days that have reported nothing themselves.",
+            "short",
+            now(_sum("notbefore_fleet_vms_without_agent", JOB)),
+            NONE_IS_CALM,
+        ),
+        panels.stat_panel(
+            "Delay of Azure's messages",
+            "From the eventTime of Azure's messages to their arrival in the hub: 95 % of those in"
+            " the time range were faster.",
+            "s",
+            now(f"histogram_quantile(0.95, {buckets}) >= 0"),
+            ((None, "green"), (60, "yellow"), (600, "red")),
+            none="no messages",
+            decimals=1,
+        ),
+        panels.stat_panel(
+            "Contradictions",
+            "Events in the time range that Azure reported as Canceled after their start was seen.",
+            "short",
+            now(contradictions),
+            NONE_IS_CALM,
+        ),
+        panels.stat_panel(
+            "Unused records",
+            "Records and messages in the time range that could not be read. The log of the"
+            " instance names them.",
+            "short",
+            now(f"{unused} or vector(0)"),
+            NONE_IS_GOOD,
         ),
     ]
 
@@ -227,18 +297,53 @@ def _lag(measure: str, description: str, unit: str) -> Panel:
     )
 
 
+def _azure_messages() -> Panel:
+    messages = _grown("notbefore_fleet_azure_messages_total", INTERVAL, "event_status")
+    return panels.lines_panel(
+        "Azure's messages",
+        "Messages of Event Grid about scheduled events, by EventStatus. skipped: about other"
+        " things, such as upgrades of AKS clusters.",
+        "short",
+        over_time(f"{messages} > 0", "{{event_status}}"),
+        stacked=True,
+        points=100,
+    )
+
+
+def _first_notices() -> Panel:
+    return panels.bars_panel(
+        "First reported by",
+        "Events in the time range, by who reported them first: Azure's message, or the agent of a"
+        " VM.",
+        "short",
+        now(_grown("notbefore_fleet_first_notices_total", RANGE, "source"), "{{source}}"),
+    )
+
+
+def _ends() -> Panel:
+    return panels.bars_panel(
+        "End known by",
+        "Ends of events in the time range, by who knew how they ended. A correction counts again.",
+        "short",
+        now(_grown("notbefore_fleet_ends_total", RANGE, "known_by"), "{{known_by}}"),
+    )
+
+
 def _records() -> Panel:
-    errors = _grown("notbefore_fleet_errors_total", JOB, "part", INTERVAL)
+    errors = _grown("notbefore_fleet_errors_total", INTERVAL, "part")
+    unused = _grown("notbefore_fleet_poison_records_total", INTERVAL, "reason")
     return panels.lines_panel(
         "Records and errors",
         "Records read per second, by result: news changed an event, beat is a heartbeat, poison"
-        " was not used. And errors of the hub and of the checkpoint store.",
+        " was not used. Unused records by reason. And errors, by their origin, such as the hub or"
+        " the checkpoint store.",
         "short",
         over_time(
             f"sum by (result) (rate(notbefore_fleet_records_total{{{JOB}}}[{INTERVAL}]))",
             "{{result}}/s",
             "records",
         ),
+        over_time(f"{unused} > 0", "unused: {{reason}}", "unused"),
         over_time(f"{errors} > 0", "errors: {{part}}", "errors"),
     )
 
