@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the drain and uncordon commands of azure-scheduledevents-manager (`--drain.mode=command`), with the same variables, as
-# a `command` sink. See docs/switching.md#drain-commands.
+# A `command` sink that runs the drain and uncordon commands of azure-scheduledevents-manager (`--drain.mode=command`), with
+# the same variables. See docs/switching.md#drain-commands.
 #
 #   sinks:
 #     drain: {command: {command: [.../webdevops.sh, "DRAIN COMMAND", "UNCORDON COMMAND"], timeout: 5m}}
@@ -19,7 +19,8 @@ if [ "$EVENT_STATUS" = Scheduled ] && [ -n "${NOTBEFORE_EVENT_NOT_BEFORE-}" ]; t
     EVENT_NOTBEFORE=$(LC_ALL=C date -u -d "$NOTBEFORE_EVENT_NOT_BEFORE" '+%a, %d %b %Y %H:%M:%S GMT')
 fi
 export EVENT_ID EVENT_SOURCE EVENT_STATUS EVENT_TYPE EVENT_RESOURCES EVENT_RESOURCETYPE EVENT_NOTBEFORE
-[ "${NOTBEFORE_EVENT_RESOURCES+given}" ] || unset EVENT_RESOURCES # a list that is too long for a variable is only in the record on standard input
+# a list that is too long for a variable is only in the record on standard input
+[ "${NOTBEFORE_EVENT_RESOURCES+set}" ] || unset EVENT_RESOURCES
 
 case $NOTBEFORE_CHANGE:${NOTBEFORE_EVENT_REASON-} in
     announced:* | started:first_seen_started) exec sh -c "$1" ;; # an event that starts at once is never announced

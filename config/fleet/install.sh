@@ -29,7 +29,13 @@ units="$root/etc/systemd/system"
 shared="$root/usr/local"
 links='bin/notbefore share/bash-completion/completions/notbefore share/zsh/site-functions/_notbefore
     share/fish/vendor_completions.d/notbefore.fish'
-config='' start=yes wrong='' remove='' purge='' bundle='' unpacked=''
+config=''
+bundle=''
+unpacked=''
+start=yes
+remove=''
+purge=''
+wrong=''
 [ ! -d "$here/wheels" ] || bundle=$here
 
 fail() {
@@ -101,7 +107,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ -z "$purge" ] || [ -n "$remove" ] || fail "--purge goes with --uninstall"
+[ -z "$purge" ] || [ -n "$remove" ] || fail "--purge requires --uninstall"
 [ -z "$root" ] || start=no # these files are for another system
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "run it as root"
 if [ -n "$remove" ]; then
@@ -110,9 +116,9 @@ if [ -n "$remove" ]; then
 fi
 [ -z "$bundle" ] || install_bundle
 case $prefix in
-    *[!A-Za-z0-9/._-]*) fail "$prefix: install it where the path has letters, digits and / . _ - alone" ;;
+    *[!A-Za-z0-9/._-]*) fail "$prefix: install it where the path has only letters, digits and / . _ -" ;;
 esac
-[ -x "$prefix/bin/notbefore" ] || fail "$prefix/bin/notbefore is not there: install the package first, run the script out of it"
+[ -x "$prefix/bin/notbefore" ] || fail "$prefix/bin/notbefore does not exist: install the package first, and run the script of that installation"
 
 install -d -m 0755 "$etc" "$units/notbefore.service.d"
 install -d -m 0700 "$etc/credentials"
@@ -120,7 +126,8 @@ install -d -m 0700 "$etc/credentials"
 
 # The check comes before any change of the running service. A new configuration is checked in its final directory,
 # because its relative paths start there. Only root can read it until the check has found no secret.
-checked="$etc/notbefore.yml" new="$etc/.notbefore.yml"
+checked="$etc/notbefore.yml"
+new="$etc/.notbefore.yml"
 if [ -n "$config" ]; then
     trap 'rm -f "$new"' EXIT
     trap 'exit 1' HUP INT TERM
@@ -156,7 +163,7 @@ if [ "$start" = yes ]; then
     systemctl restart notbefore.service # returns when it is ready
     "$prefix/bin/notbefore" health /etc/notbefore/notbefore.yml
     systemctl --no-pager --lines=0 status notbefore.service
-    echo "What is scheduled: notbefore events. Sinks and routes: /etc/notbefore/notbefore.yml, then this script again."
+    echo "To list events: notbefore events. To change sinks and routes: edit /etc/notbefore/notbefore.yml, and run this script again."
 else
     echo "Installed, and not started: systemctl daemon-reload && systemctl enable --now notbefore.service"
 fi

@@ -41,60 +41,62 @@ function configured(panel: any, field: Field, name: string): Field {
   }
   config.displayName = name;
   config.links = undefined;
-  const made: Field = { ...field, config };
-  made.display = getDisplayProcessor({ field: made, theme });
-  made.state = { displayName: name } as any;
-  return made;
+  const shown: Field = { ...field, config };
+  shown.display = getDisplayProcessor({ field: shown, theme });
+  shown.state = { displayName: name } as any;
+  return shown;
 }
 
 // breaks a line at a missing sample, as Grafana does
 function withBreaks({ times, values, step }: Series): { times: number[]; values: Array<number | null> } {
-  const made = { times: [] as number[], values: [] as Array<number | null> };
-  times.forEach((time, number) => {
-    if (number && time - times[number - 1] > 1.5 * step) {
-      made.times.push(times[number - 1] + step);
-      made.values.push(null);
+  const line = { times: [] as number[], values: [] as Array<number | null> };
+  times.forEach((time, index) => {
+    if (index && time - times[index - 1] > 1.5 * step) {
+      line.times.push(times[index - 1] + step);
+      line.values.push(null);
     }
-    made.times.push(time);
-    made.values.push(values[number]);
+    line.times.push(time);
+    line.values.push(values[index]);
   });
-  return made;
+  return line;
 }
 
-function overTime(panel: any, series: Series[]): DataFrame[] {
-  return series.map((one, number) => {
-    const target = panel.targets.find((target: any) => target.refId === one.refId);
-    const { times, values } = withBreaks(one);
+function overTime(panel: any, allSeries: Series[]): DataFrame[] {
+  return allSeries.map((series, index) => {
+    const target = panel.targets.find((target: any) => target.refId === series.refId);
+    const { times, values } = withBreaks(series);
     const frame = toDataFrame({
-      refId: one.refId,
+      refId: series.refId,
       fields: [
         { name: 'Time', type: FieldType.time, values: times, config: {} },
-        { name: 'Value', type: FieldType.number, values, config: {}, labels: one.labels },
+        { name: 'Value', type: FieldType.number, values, config: {}, labels: series.labels },
       ],
     });
-    const value = configured(panel, frame.fields[1], legend(target.legendFormat ?? '', one.labels) || panel.title);
+    const value = configured(panel, frame.fields[1], legend(target.legendFormat ?? '', series.labels) || panel.title);
     value.config.custom = {
       drawStyle: 'line', axisPlacement: 'auto', scaleDistribution: { type: 'linear' }, pointSize: 5,
       hideFrom: { legend: false, tooltip: false, viz: false }, ...value.config.custom,
     };
     value.config.color ??= { mode: 'palette-classic' };
-    value.state = { ...value.state, seriesIndex: number } as any;
+    value.state = { ...value.state, seriesIndex: index } as any;
     value.display = getDisplayProcessor({ field: value, theme });
     return { ...frame, fields: [frame.fields[0], value] };
   });
 }
 
-async function tabled(panel: any, series: Series[]): Promise<DataFrame[]> {
-  const refs = panel.targets.map((target: any) => target.refId).filter((ref: string) => series.some((s) => s.refId === ref));
+async function asTable(panel: any, allSeries: Series[]): Promise<DataFrame[]> {
+  const hasSeries = (ref: string) => allSeries.some((series) => series.refId === ref);
+  const refs = panel.targets.map((target: any) => target.refId).filter(hasSeries);
   const frames = refs.map((ref: string) => {
-    const mine = series.filter((one) => one.refId === ref);
-    const labels = [...new Set(mine.flatMap((one) => Object.keys(one.labels)))].sort();
+    const rows = allSeries.filter((series) => series.refId === ref);
+    const labels = [...new Set(rows.flatMap((row) => Object.keys(row.labels)))].sort();
+    const valueName = refs.length > 1 ? `Value #${ref}` : 'Value';
     return toDataFrame({
       refId: ref,
       fields: [
-        { name: 'Time', type: FieldType.time, values: mine.map((one) => one.times[0]), config: {} },
-        ...labels.map((name) => ({ name, type: FieldType.string, values: mine.map((one) => one.labels[name]), config: {} })),
-        { name: refs.length > 1 ? `Value #${ref}` : 'Value', type: FieldType.number, values: mine.map((one) => one.values[0]), config: {} },
+        { name: 'Time', type: FieldType.time, values: rows.map((row) => row.times[0]), config: {} },
+        ...labels.map((name) => ({ name, type: FieldType.string, values: rows.map((row) => row.labels[name]), config: {} })),
+        { name: valueName, type: FieldType.number, values: rows.map((row) => row.values[0]), config: {} },
       ],
     });
   });
@@ -114,11 +116,11 @@ function Inside({ panel, frames, width, height }: Drawn & { width: number; heigh
     return <BigValue theme={theme} value={{ ...values[0], title: undefined }} width={width} height={height} {...panel.options} />;
   }
   if (panel.type === 'bargauge') {
-    const each = height / frames.length;
+    const barHeight = Math.min(height / frames.length, 42);
     const top = Math.max(...values.map((value) => value.numeric), 1);
-    return frames.map(({ fields: [, field] }, number) => (
-      <BarGauge key={number} theme={theme} width={width} height={Math.min(each, 42)} {...panel.options} itemSpacing={4}
-        value={{ ...values[number], title: field.config.displayName }} display={field.display}
+    return frames.map(({ fields: [, field] }, index) => (
+      <BarGauge key={index} theme={theme} width={width} height={barHeight} {...panel.options} itemSpacing={4}
+        value={{ ...values[index], title: field.config.displayName }} display={field.display}
         field={{ ...field.config, min: 0, max: top }} />
     ));
   }
@@ -139,13 +141,12 @@ function Board({ drawn }: { drawn: Drawn[] }) {
       <GlobalStyles />
       <PanelContextProvider value={{ eventsScope: 'x', eventBus: new EventBusSrv() } as any}>
         <div style={{ position: 'relative', width, height, background: theme.colors.background.canvas }}>
-          {drawn.map((one) => {
-            const { x, y, w, h } = one.panel.gridPos;
-            const [wide, high] = [w * CELL - GAP, h * LINE - GAP];
+          {drawn.map((item) => {
+            const { x, y, w, h } = item.panel.gridPos;
             return (
-              <div key={one.panel.id} style={{ position: 'absolute', left: x * CELL + GAP / 2, top: y * LINE + GAP / 2 }}>
-                <PanelChrome title={one.panel.title} width={wide} height={high}>
-                  {(width, height) => <Inside {...one} width={width} height={height} />}
+              <div key={item.panel.id} style={{ position: 'absolute', left: x * CELL + GAP / 2, top: y * LINE + GAP / 2 }}>
+                <PanelChrome title={item.panel.title} width={w * CELL - GAP} height={h * LINE - GAP}>
+                  {(width, height) => <Inside {...item} width={width} height={height} />}
                 </PanelChrome>
               </div>
             );
@@ -160,7 +161,8 @@ async function draw() {
   const drawn: Drawn[] = [];
   for (const panel of dashboard.panels) {
     const series: Series[] = shown[panel.id];
-    drawn.push({ panel, series, frames: panel.type === 'table' ? await tabled(panel, series) : overTime(panel, series) });
+    const frames = panel.type === 'table' ? await asTable(panel, series) : overTime(panel, series);
+    drawn.push({ panel, series, frames });
   }
   createRoot(document.getElementById('board')!).render(<Board drawn={drawn} />);
 }

@@ -134,14 +134,15 @@ def query(
             answer = prometheus.ask("query_range", query=expr, start=begin, end=now, step=step)
         for result in answer["result"]:
             samples = [result["value"]] if target["instant"] else result["values"]
-            one_series = {
-                "refId": target["refId"],
-                "labels": result["metric"],
-                "times": [at * 1000 for at, _ in samples],
-                "values": [float(value) for _, value in samples],
-                "step": step * 1000,
-            }
-            series.append(one_series)
+            series.append(
+                {
+                    "refId": target["refId"],
+                    "labels": result["metric"],
+                    "times": [seconds * 1000 for seconds, _ in samples],
+                    "values": [float(value) for _, value in samples],
+                    "step": step * 1000,
+                }
+            )
     return series
 
 
