@@ -119,7 +119,7 @@ class World(threading.Thread):
         for event_id in random.sample(list(self._listed), min(2, len(self._listed))):
             event = self._listed[event_id]
             if event["EventStatus"] == "Scheduled" and random.random() < START_SHARE:
-                event |= STARTED
+                event.update(STARTED)
                 steps.append(EventStep(event_id, "started"))
             else:
                 del self._listed[event_id]

@@ -101,7 +101,7 @@ def dashboard_json(
     links = (
         dashboard.DashboardLink("notbefore").type(board.DashboardLinkType.DASHBOARDS).tags([TAG])
     )
-    builder.link(links.include_vars(True).keep_time(True))  # noqa: FBT003 - the parameter is the SDK's
+    builder.link(links.include_vars(True).keep_time(True))
     built = builder.build()
     built.panels = [*panels]
     values = json.loads(JSONEncoder().encode(built))
@@ -143,10 +143,10 @@ def _variable(values: Variable, *, is_single: bool) -> dashboard.QueryVariable:
         board.VariableSort.NATURAL_ASC
     )
     if is_single:
-        return variable.multi(False).include_all(False)  # noqa: FBT003 - the parameter is the SDK's
+        return variable.multi(False).include_all(False)
     # "All" is .* and not a list of the values: VMs without a scale set have an empty one
     everything = board.VariableOption(selected=True, text="All", value="$__all")
-    return variable.multi(True).include_all(True).all_value(".*").current(everything)  # noqa: FBT003 - the parameter is the SDK's
+    return variable.multi(True).include_all(True).all_value(".*").current(everything)
 
 
 def _of_events(name: str, status: str, color: str, *, hits_only: bool) -> Annotation:
@@ -164,7 +164,7 @@ def _of_events(name: str, status: str, color: str, *, hits_only: bool) -> Annota
 
 def _annotation(regions: Annotation) -> dashboard.AnnotationQuery:
     annotation = dashboard.AnnotationQuery().name(regions.name).datasource(SOURCE)
-    annotation.enable(True).hide(False)  # noqa: FBT003 - the parameter is the SDK's
+    annotation.enable(True).hide(False)
     annotation.icon_color(regions.color).target(over_time(regions.expr, "", "Anno"))
     annotation.title_format(f"{{{{event_type}}}} {regions.name.lower()}").text_format(regions.text)
     return annotation.tag_keys(regions.tags)

@@ -150,7 +150,7 @@ def lines_panel(
         panel.decimals(0)  # there is no half an event
     panel.legend(
         common.VizLegendOptions()
-        .show_legend(True)  # noqa: FBT003 - the parameter is the SDK's
+        .show_legend(True)
         .display_mode(models.LegendDisplayMode.LIST)
         .placement(models.LegendPlacement.BOTTOM)
         .calcs([])
@@ -207,7 +207,7 @@ def heatmap_panel(title: str, description: str, unit: str, expr: str) -> board.P
         .steps(32)
         .exponent(0.5)
         .fill("dark-orange")
-        .reverse(False)  # noqa: FBT003 - the parameter is the SDK's
+        .reverse(False)
     )
     panel.y_axis(heatmap.YAxisConfig().unit(unit)).cell_gap(1)
     panel.filter_values(heatmap.FilterValueRange().le(1e-9)).show_value(models.VisibilityMode.NEVER)
@@ -254,7 +254,7 @@ def table_panel(
         if properties:
             panel.override_by_name(column.title, properties)
     if sort:
-        panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(False)])  # noqa: FBT003 - the parameter is the SDK's
+        panel.sort_by([common.TableSortByFieldState().display_name(sort).desc(False)])
     return _described(panel, title, description)
 
 
@@ -273,7 +273,7 @@ def timeline_panel(
         .line_width(0)
         .fill_opacity(80)
     )
-    panel.show_value(models.VisibilityMode.AUTO).merge_values(True)  # noqa: FBT003 - the parameter is the SDK's
+    panel.show_value(models.VisibilityMode.AUTO).merge_values(True)
     results = {
         value: board.ValueMappingResult(text=text, color=color)
         for value, (text, color) in states.items()
@@ -282,7 +282,7 @@ def timeline_panel(
     panel.color_scheme(_coloring(board.FieldColorModeId.THRESHOLDS)).no_value("none")
     panel.legend(
         common.VizLegendOptions()
-        .show_legend(False)  # noqa: FBT003 - the parameter is the SDK's
+        .show_legend(False)
         .display_mode(models.LegendDisplayMode.LIST)
         .placement(models.LegendPlacement.BOTTOM)
         .calcs([])
@@ -317,4 +317,4 @@ def _fixed(color: str) -> board.DynamicConfigValue:
 
 
 def _last() -> common.ReduceDataOptions:
-    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields("")  # noqa: FBT003 - the parameter is the SDK's
+    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields("")
