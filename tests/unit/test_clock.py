@@ -66,7 +66,7 @@ def test_duration_and_silence_are_those_that_clocks_agree_on(
 
 
 @pytest.mark.parametrize(("wall", "silent"), [(60.4, 60.5), (-3600, None), (86_400, None)])
-def test_silence_is_by_the_clocks_of_the_vm_when_imds_gave_no_time(
+def test_silence_uses_the_clocks_of_the_vm_when_imds_gave_no_time(
     wall: float, silent: float | None
 ) -> None:
     begin = Instant(at(0), "boot", 100.0)

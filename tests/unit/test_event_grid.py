@@ -86,7 +86,7 @@ def test_statuses_that_passed_before_the_first_look_are_published() -> None:
     assert statuses(messages) == ["Scheduled", "Started", "Completed"]
 
 
-def test_event_that_was_canceled_before_the_first_look_is_published_as_scheduled_too() -> None:
+def test_cancellation_before_the_first_look_publishes_scheduled_too() -> None:
     event_grid = EventGrid(simulated(cancel=True), "event-grid", NO_FAULTS)
 
     messages = event_grid.due(time.time() + 600)
@@ -150,7 +150,7 @@ def test_wrong_fault_is_refused(kind: str, value: float | None) -> None:
         NO_FAULTS.with_fault(kind, value)
 
 
-def test_partition_key_is_that_of_the_agents() -> None:
+def test_partition_key_equals_that_of_the_agents() -> None:
     event_grid = EventGrid(simulated(), "event-grid", NO_FAULTS)
 
     assert event_grid.partition_key == "8d10da13-8125-4ba9-a717-bf7490507b3d/fleet/web"

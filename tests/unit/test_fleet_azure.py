@@ -547,7 +547,9 @@ def test_vm_that_azure_has_not_named_for_long_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("status", "notice"), [("Scheduled", 840.0), ("Started", 0.0), ("Canceled", None)]
 )
-def test_notice_of_azure_is_by_its_first_message(status: str, notice: float | None) -> None:
+def test_notice_of_azure_is_measured_at_its_first_message(
+    status: str, notice: float | None
+) -> None:
     log = Log()
     log.azure(status, after=60)
     log.azure("Completed", after=900)

@@ -614,7 +614,7 @@ class ManualClock:
         return self.seconds
 
 
-def test_hub_clock_is_that_of_the_machine_before_the_first_record() -> None:
+def test_hub_clock_follows_the_machine_before_the_first_record() -> None:
     clock = HubClock(ManualClock(10.0).read)
 
     assert abs(clock.now() - time.time()) < 60

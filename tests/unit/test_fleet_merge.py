@@ -437,7 +437,7 @@ DATA_3 = vm("c", zone="3", team="data")
 WEB_NAMES = [WEB_1.name, WEB_2.name]
 
 
-def test_place_is_that_of_a_peer_until_an_affected_vm_reports() -> None:
+def test_place_comes_from_a_peer_until_an_affected_vm_reports() -> None:
     log = Log()
 
     log.add(DATA_3, "announced", resources=WEB_NAMES)
@@ -446,7 +446,7 @@ def test_place_is_that_of_a_peer_until_an_affected_vm_reports() -> None:
     assert log.last.vm.tags == {"team": "data"}
 
 
-def test_place_is_that_of_the_affected_vm_once_it_reports() -> None:
+def test_place_comes_from_the_affected_vm_once_it_reports() -> None:
     log = Log()
     log.add(DATA_3, "announced", resources=WEB_NAMES)
     log.add(WEB_1, "announced", resources=WEB_NAMES)

@@ -49,7 +49,7 @@ def severity(change: Change, *routes: Route) -> str:
         ({"EventType": "Freeze", "DurationInSeconds": 9}, "info"),
     ],
 )
-def test_severity_is_by_type_and_duration(fields: dict[str, Any], expected: str) -> None:
+def test_severity_follows_type_and_duration(fields: dict[str, Any], expected: str) -> None:
     assert severity(last_change(fields)) == expected
 
 
@@ -93,7 +93,7 @@ WRONG_BY_HOURS = pytest.mark.parametrize("hours", [-5, 5, -24 * 365])
 
 @WRONG_BY_HOURS
 @pytest.mark.parametrize(("minutes", "expected"), [(15, "critical"), (90, "warning")])
-def test_severity_is_by_the_clock_of_imds(minutes: int, expected: str, hours: int) -> None:
+def test_severity_uses_the_clock_of_imds(minutes: int, expected: str, hours: int) -> None:
     announced = announced_by_wrong_clock(minutes, hours)
 
     assert severity(announced) == expected
@@ -101,7 +101,7 @@ def test_severity_is_by_the_clock_of_imds(minutes: int, expected: str, hours: in
 
 @WRONG_BY_HOURS
 @pytest.mark.parametrize("minutes", [15, 90])
-def test_reminder_is_due_by_the_clock_of_imds(minutes: int, hours: int) -> None:
+def test_reminder_uses_the_clock_of_imds(minutes: int, hours: int) -> None:
     announced = announced_by_wrong_clock(minutes, hours)
     reminded = Route(sinks=("hub",), remind_before=(Duration("5m"),))
 

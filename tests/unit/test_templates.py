@@ -89,7 +89,7 @@ def render(sink: SinkConfig, about: Message | None = None, **messages: Any) -> R
         ("  {{ title }}\n\n", "Reboot of web_0"),
     ],
 )
-def test_template_makes_a_text(source: str, text: str) -> None:
+def test_template_renders_a_text(source: str, text: str) -> None:
     assert rendered(source) == text
 
 
@@ -274,7 +274,7 @@ def test_request_of_a_webhook_sees_the_texts_of_the_other_templates() -> None:
     assert sent.message.templated.request == '{"text": "T", "more": "B"}'
 
 
-def test_request_keeps_its_last_line_end_which_some_receivers_need() -> None:
+def test_request_keeps_its_last_line_end() -> None:
     sink = webhook("event 1\n", headers={"Content-Type": Secret("text/plain")})
 
     sent = render(sink, body="\n{{ severity }}\n\n")
@@ -292,7 +292,9 @@ def test_request_keeps_its_last_line_end_which_some_receivers_need() -> None:
         ("text/plain", False),
     ],
 )
-def test_request_has_to_be_json_if_its_type_says_so(content_type: str | None, fails: bool) -> None:
+def test_request_must_be_json_when_its_content_type_is(
+    content_type: str | None, fails: bool
+) -> None:
     headers = {} if content_type is None else {"content-type": Secret(content_type)}
 
     sent = render(webhook('{"text": {{ title }}}', headers=headers))

@@ -555,7 +555,7 @@ NIGHT_SHIFT = {"reboot": "Call the night shift."}
 
 
 @pytest.mark.parametrize("looks", [(REBOOT,), (REBOOT, REBOOT | STARTED)])
-def test_advice_is_the_configured_one_until_event_is_over(looks: tuple[dict[str, Any]]) -> None:
+def test_configured_advice_is_shown_until_event_is_over(looks: tuple[dict[str, Any]]) -> None:
     text = text_of(message(*looks), advice=NIGHT_SHIFT)
 
     assert text.advice == "Call the night shift."
@@ -572,19 +572,19 @@ def test_text_of_azure_mentions_no_one_but_configured_advice_may() -> None:
     assert text.advice == "@here: look"
 
 
-def test_advice_is_the_usual_one_once_event_is_over() -> None:
+def test_configured_advice_ends_with_its_event() -> None:
     text = text_of(message(REBOOT, REBOOT | STARTED, None), advice=NIGHT_SHIFT)
 
     assert text.advice != "Call the night shift."
 
 
-def test_advice_is_the_usual_one_for_another_type() -> None:
+def test_configured_advice_is_only_for_its_event_type() -> None:
     text = text_of(message(), advice=NIGHT_SHIFT)
 
     assert text.advice.startswith("Usually nothing")
 
 
-def test_message_has_no_advice_when_it_is_configured_empty() -> None:
+def test_message_has_no_advice_when_configured_advice_is_empty() -> None:
     text = text_of(message(REBOOT), advice={"Reboot": ""})
 
     assert "What to do" not in text.plain
