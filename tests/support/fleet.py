@@ -1,4 +1,4 @@
-"""A fleet for the dashboards: series of past agents, real agents, and a Prometheus with both."""
+"""A fleet for the dashboards: a Prometheus with series of past agents, and with real agents."""
 
 import signal
 import time
@@ -18,12 +18,12 @@ from support.history import PastVm, Present, openmetrics
 from support.peers import Answer, HttpPeer
 from support.scraping import Prometheus
 
-LIVE = ("WestNO_0", "WestNO_1")
-STOPPED = "WestNO_2"
+LIVE = ("WestNO_0", "WestNO_1")  # VMs whose agents run
+STOPPED = "WestNO_2"  # a VM whose agent has stopped
 SILENT = "db-c"  # a target that has not answered for hours
 NEVER = "db-d"  # a target that has never answered
 LOST = "DB-LOST"  # the last event that SILENT reported; its neighbors have seen it start
-# instance -> whether it answers: another job on the machines of agents that are well
+# another job on the machines of healthy agents: instance -> whether the exporter answers
 EXPORTERS = {
     "eastus-0:10169": False,
     "db-a:10169": True,
@@ -34,8 +34,7 @@ HOUR = 3600.0
 def past(now: float, hours: float, step: float) -> list[PastVm]:
     """Return past agents: a scale set of three VMs, and three single VMs in another region.
 
-    Of the scale set one VM is gone, and one no longer reaches IMDS. Of the single VMs one is silent
-    now.
+    In the scale set, one VM is gone, and one no longer reaches IMDS. One single VM is silent.
     """
     begins = now - hours * HOUR
     ends = now - now % step
@@ -61,7 +60,7 @@ def past(now: float, hours: float, step: float) -> list[PastVm]:
 def _plays(
     vms: tuple[str, ...], begins: float, last: float, *, every: float, step: float
 ) -> list[Play]:
-    """Return plays of all scenarios, one each ``every`` seconds, by turns of these VMs."""
+    """Return plays of all scenarios, one each ``every`` seconds, on these VMs in turn."""
     scenarios = sorted(SCENARIOS)
     plays: list[Play] = []
     for number, start in enumerate(range(round(last), round(begins), -round(every))):
@@ -80,10 +79,9 @@ def _plays(
 def watched_fleet(
     directory: Path, *, hours: float = 2.0, step: float = 60.0
 ) -> Iterator[Prometheus]:
-    """Run real agents and a Prometheus that scrapes them and knows the past ones.
+    """Run real agents and a Prometheus that scrapes them and has the series of past agents.
 
-    It is yielded after some seconds of real events: one has ended, two are scheduled, one has
-    started.
+    Yield it when one real event has ended, two are scheduled and one has started.
     """
     with ExitStack() as stack:
         vms = past(time.time(), hours, step)
@@ -105,8 +103,8 @@ def watched_fleet(
         scraped: list[dict[str, Any]] = [{"targets": targets}, *present.targets, *refusing]
         prometheus = stack.enter_context(Prometheus(directory, scraped, history, EXPORTERS))
         eventually(lambda: prometheus.value('count(up{instance=~"127.+"} == 1)') == len(targets))
-        named = 'count(notbefore_vm_info{instance=~"127.+"})'
-        eventually(lambda: prometheus.value(named) == len(targets) - 1, patience=60)
+        vms_with_name = 'count(notbefore_vm_info{instance=~"127.+"})'
+        eventually(lambda: prometheus.value(vms_with_name) == len(targets) - 1)
         stopped.stop()
         _play_events(simulator, agents, prometheus)
         _wait_for_series(prometheus)
@@ -138,7 +136,7 @@ def _start_agents(stack: ExitStack, simulator: Simulator, directory: Path) -> li
 
 
 def _play_events(simulator: Simulator, agents: list[RunningAgent], prometheus: Prometheus) -> None:
-    """Let a flawed event, a bad answer, a whole event with an interruption, and others happen."""
+    """Play a flawed event, a bad answer, an event with an interruption, and three more events."""
     soon = formatdate(time.time() + 900, usegmt=True)
     simulator.set_document(
         body(item("flawed", Resources=["WestNO_7"], NotBefore=soon, DurationInSeconds="soon"))
@@ -146,7 +144,7 @@ def _play_events(simulator: Simulator, agents: list[RunningAgent], prometheus: P
     eventually(lambda: prometheus.value("sum(notbefore_event_flaws_total)"))
     simulator.fault("garbage", times=2)
 
-    # step by step: in fast motion, a slow machine would miss some
+    # step by step: agents on a slow machine would miss steps of a scenario in fast motion
     simulator.set_document(body(item(NotBefore=soon)))
     _wait_for_change(agents, "announced")
     simulator.set_document(body(item(EventStatus="Started", NotBefore="")))
@@ -175,7 +173,7 @@ def _wait_for_series(prometheus: Prometheus) -> None:
         'sum(azure_scheduled_event_measured_interruption_seconds_count{instance=~"127.+"})': 1.0,
         'sum(azure_scheduled_event_approvals_total{result="dry_run"})': 1.0,
         'count(up{instance=~"127.+"} == 0)': 1.0,
-        # the interrupted agent has called its disk slow for a moment
+        # the interrupted agent may have taken its disk for slow
         'count(notbefore_store_degraded{instance=~"127.+"} == 0)': 3.0,
         'count(up{job="node"})': float(len(EXPORTERS)),
     }

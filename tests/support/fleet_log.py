@@ -1,4 +1,4 @@
-"""``Log``: the log of one partition, and the fold that reads it, on the clock of the log."""
+"""``Log`` is the log of one partition and the fold that reads it, with a clock of its own."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +20,7 @@ from support.fleet_records import body, report, vm
 
 VMS = [vm(f"web_{number}") for number in range(4)]
 A, B, C, D = VMS
-LIMIT = 3600.0
+LIMIT = 3600.0  # seconds without news after which the fold ends an event
 
 
 def grouped(
@@ -29,6 +29,7 @@ def grouped(
     interval: float = 300.0,
     routes: tuple[Route, ...] = (),
 ) -> Grouping:
+    """Return a grouping with the limit of this module."""
     return Grouping(by, wait, interval, LIMIT, routes)
 
 
@@ -52,14 +53,15 @@ class Log:
         self.now = T0.timestamp()
 
     def add(self, *words: Any, after: float = 1.0, **fields: Any) -> list[str]:
-        """Append a report after so many seconds, and return the kinds of all notifications."""
+        """Append a report after so many seconds, let the fold read it, and return as ``wait``."""
         self.now += after
         fields.setdefault("not_before", at(fields.get("notice", 900.0)))
-        self.read(body(report(*words, **{"at": datetime.fromtimestamp(self.now, UTC), **fields})))
+        fields.setdefault("at", datetime.fromtimestamp(self.now, UTC))
+        self.read(body(report(*words, **fields)))
         return self.wait(0)
 
     def azure(self, status: str, *words: Any, after: float = 1.0, **fields: Any) -> list[str]:
-        """Append a message of Azure ``after`` seconds, read it; as ``add``."""
+        """Append a message of Azure, as ``add`` does with a report."""
         self.now += after
         fields.setdefault("at", datetime.fromtimestamp(self.now, UTC))
         if status == "Scheduled":
@@ -68,6 +70,7 @@ class Log:
         return self.wait(0)
 
     def read(self, data: bytes) -> None:
+        """Append a record, and let the fold read it."""
         self.notifications += self.fold.add(
             data, Position(str(self.sequence), self.sequence, self.now)
         )
@@ -81,6 +84,7 @@ class Log:
         return other
 
     def wait(self, seconds: float) -> list[str]:
+        """Let time pass, and return the kinds of all notifications so far."""
         self.now += seconds
         self.notifications += self.fold.advance(self.now)
         return self.kinds
@@ -97,7 +101,7 @@ class Log:
         self.read(body(heartbeat_of(sender, event_ids, "1", now, 300.0)))
 
     def pass_time(self, seconds: float, *alive: Vm) -> list[str]:
-        """Let time pass in which these VMs send a heartbeat each minute."""
+        """Let time pass while these VMs send a heartbeat each minute; return as ``wait``."""
         end = self.now + seconds
         while self.now < end:
             self.beat(*alive)
@@ -119,10 +123,10 @@ class Log:
 
 
 def text_of_last(log: Log) -> Text:
-    """Return the text of the last notification's message."""
+    """Return the text of the message about the last notification."""
     notification = log.last
     routing = Routing((Route(sinks=("it",)),), {"it": Terms()})
     record = record_of(notification.change, notification.vm, fleet=notification.facts)
-    delivery = deliveries(notification.change, record.line(), routing, notification.vm)[0]
-    message = Message.of(delivery, datetime.fromtimestamp(delivery.created, UTC))
-    return text_of(message, Messages())
+    (delivery,) = deliveries(notification.change, record.line(), routing, notification.vm)
+    created = datetime.fromtimestamp(delivery.created, UTC)
+    return text_of(Message.of(delivery, created), Messages())

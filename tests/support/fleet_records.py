@@ -1,10 +1,9 @@
-"""Records as the agents of VMs send them to the fleet's hub; unit tests need no server for them."""
+"""Records as agents send them to the fleet's hub, built without a server."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-from notbefore.core.change import Change, ChangeKind, Outcome, change_id
+from notbefore.core.change import Change, ChangeKind, Outcome, Reason, change_id
 from notbefore.core.cloud_event import cloud_event
 from notbefore.core.document import Event
 from notbefore.core.record import Heartbeat, Record, Vm, json_line
@@ -16,7 +15,7 @@ OUTCOMES: dict[str, Outcome] = {"canceled": "canceled", "finished": "finished", 
 def vm(
     name: str, scale_set: str = "web", region: str = "westeurope", zone: str = "", **tags: str
 ) -> Vm:
-    """Return a VM whose records have all of its tags."""
+    """Return a VM whose records include all of its tags."""
     return Vm(
         name=name,
         vm_id=f"id-{name}",
@@ -30,11 +29,12 @@ def vm(
     )
 
 
-FIRST_SEEN: dict[str, datetime] = {}  # event id -> when it was reported first, within a minute
+# event id -> the time of its first report, for a minute: all VMs see the same NotBefore
+FIRST_REPORTED: dict[str, datetime] = {}
 
 
 def report(
-    who: Vm,
+    reporter: Vm,
     kind: ChangeKind,
     event_id: str = "EVENT-1",
     *,
@@ -42,49 +42,62 @@ def report(
     resources: Sequence[str] | None = None,
     event_type: str = "Reboot",
     notice: float = 900.0,
-    **changed: Any,
+    id: str | None = None,  # noqa: A002 - as in ``Change``
+    reason: Reason = "first_seen_scheduled",
+    first_seen: datetime | None = None,
+    not_before: datetime | None = None,
+    started_seconds: float | None = None,
+    interruption: float | None = None,
 ) -> Record:
-    """Return the record of a step as the agent of a VM writes it."""
-    now = datetime.now(UTC)
-    first = FIRST_SEEN.get(event_id)
-    if first is None or now - first > timedelta(seconds=60):
-        first = FIRST_SEEN[event_id] = now
-    seen = at or first  # all VMs see one NotBefore
-    at = at or now
-    resources = (who.name,) if resources is None else tuple(resources)
-    not_before = changed.pop("not_before", None) or seen + timedelta(seconds=notice)
+    """Return the record of a step as the agent of ``reporter`` writes it.
+
+    By default the step happens now, and affects the reporter.
+    """
+    if not_before is None:
+        not_before = (at or _first_reported(event_id)) + timedelta(seconds=notice)
+    at = at or datetime.now(UTC)
+    if resources is None:
+        resources = (reporter.name,)
+    has_started = kind in ("started", "finished")
     event = Event(
         event_id=event_id,
         event_type=event_type,
-        event_status="Started" if kind in ("started", "finished") else "Scheduled",
+        event_status="Started" if has_started else "Scheduled",
         resource_type="VirtualMachine",
-        resources=resources,
-        not_before=None if kind in ("started", "finished") else not_before,
+        resources=tuple(resources),
+        not_before=None if has_started else not_before,
         event_source="Platform",
         duration=9,
     )
-    own = who.name in resources
+    content = event.digest() if kind == "updated" else ""
     change = Change(
-        id=changed.pop(
-            "id", change_id(event.key, kind, event.digest() if kind == "updated" else "", 0)
-        ),
+        id=id or change_id(event.key, kind, content, 0),
         kind=kind,
-        reason=changed.pop("reason", "first_seen_scheduled"),
+        reason=reason,
         time=at,
         event=event,
-        scope="self" if own else "peer",
+        scope="self" if reporter.name in resources else "peer",
         incarnation=1,
-        first_seen=changed.pop("first_seen", at),
+        first_seen=first_seen or at,
         outcome=OUTCOMES.get(kind),
         not_before=not_before,
         notice_seconds=notice if kind == "announced" else None,
-        started_seconds=changed.pop("started_seconds", None),
-        interruption=changed.pop("interruption", None),
+        started_seconds=started_seconds,
+        interruption=interruption,
     )
-    assert not changed, changed
-    return record_of(change, who)
+    return record_of(change, reporter)
+
+
+def _first_reported(event_id: str) -> datetime:
+    """Return the time of an event's first report, or now if that was more than a minute ago."""
+    now = datetime.now(UTC)
+    first = FIRST_REPORTED.get(event_id)
+    if first is None or now - first > timedelta(seconds=60):
+        first = now
+        FIRST_REPORTED[event_id] = first
+    return first
 
 
 def body(record: Record | Heartbeat, number: int = 0) -> bytes:
-    """Return the record as the sink `event_hub` sends it."""
+    """Return a record as the sink ``event_hub`` sends it."""
     return json_line(cloud_event(record, f"delivery-{number}", record.flat()))

@@ -1,9 +1,10 @@
-"""A Python without POSIX: what Windows lacks is taken away from it, in the agent and in the courier
-that it starts.
+"""A Python without POSIX, to run the agent and its courier as if on Windows.
 
-First everything is imported as it is, so that other people's modules are there; then what only
-POSIX has goes, and our own modules come anew. What stays: os.set_blocking, which the half of
-waitress that is loaded here needs, and os.WNOHANG, with which subprocess waits here.
+The script first imports everything with POSIX, so that the modules of other packages are loaded. It
+then removes the names that only POSIX has, and imports notbefore's own modules again.
+
+Two names stay although Windows lacks them: os.set_blocking, because waitress was loaded as on
+POSIX, and os.WNOHANG, with which subprocess waits here.
 """
 
 import subprocess
@@ -12,66 +13,98 @@ from pathlib import Path
 
 from support.agent import run
 
-TAKE_AWAY = """
+REMOVE_POSIX = """
 import ctypes, fcntl, functools, importlib, os, pkgutil, requests, runpy
-import select, selectors, signal, socket, subprocess, sys, time, types
+import select, selectors, signal, socket, subprocess, sys, threading, time, types
 import notbefore
+
+# ---- import everything with POSIX
 
 def import_all(names):
     return [importlib.import_module(name) for name in names]
 
-LIGHT = [
-    "commands.main", "commands.run", "courier.main", "courier.sinks.webhook", "wording.texts"
+COMMON_MODULES = [
+    "notbefore.commands.main",
+    "notbefore.commands.run",
+    "notbefore.courier.main",
+    "notbefore.courier.sinks.webhook",
+    "notbefore.wording.texts",
 ]
-EVERYTHING = [module.name for module in pkgutil.walk_packages(notbefore.__path__, "notbefore.")]
-names = EVERYTHING if everything else [f"notbefore.{name}" for name in LIGHT]
-LEFT_OUT = ("__main__", "windows_event_log")  # the second needs pywin32, which only Windows has
-names = [name for name in names if not name.endswith(LEFT_OUT)]
+EXCLUDED = ("__main__", "windows_event_log")  # the second needs pywin32, which only Windows has
+if imports_everything:
+    modules = pkgutil.walk_packages(notbefore.__path__, "notbefore.")
+    names = [module.name for module in modules if not module.name.endswith(EXCLUDED)]
+else:
+    names = COMMON_MODULES
 import_all(names)
-ABSENT = ["fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"]
-OS = '''EX_OK EX_TEMPFAIL O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK POSIX_SPAWN_DUP2 chown fchmod
-fchown fork getegid geteuid getgid getloadavg getpgid getuid killpg lchown mkfifo nice openpty
-pidfd_open posix_spawn posix_spawnp pread pwrite sched_getaffinity sched_yield setsid statvfs sync
-uname wait3 wait4'''.split()
-SIGNALS = '''SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1
+
+# ---- remove the names that only POSIX has
+
+ABSENT_MODULES = '''fcntl grp pty pwd readline resource syslog termios tty'''.split()
+ABSENT_IN_OS = '''EX_OK EX_TEMPFAIL O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK POSIX_SPAWN_DUP2
+chown fchmod fchown fork getegid geteuid getgid getloadavg getpgid getuid killpg lchown mkfifo nice
+openpty pidfd_open posix_spawn posix_spawnp pread pwrite sched_getaffinity sched_yield setsid
+statvfs sync uname wait3 wait4'''.split()
+ABSENT_IN_SIGNAL = '''SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1
 SIGUSR2'''.split()
+ABSENT_NAMES = (
+    (os, ABSENT_IN_OS),
+    (signal, ABSENT_IN_SIGNAL),
+    (select, ["epoll", "poll"]),
+    (selectors, ["PollSelector"]),
+    (socket, ["AF_UNIX"]),
+)
 
-for name in [name for name in sys.modules if name.partition(".")[0] == "notbefore"]:
-    del sys.modules[name]
-# there it is of another family
-socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)
-subprocess.Popen.kill = lambda process: process.send_signal(9)  # as TerminateProcess does
-subprocess.CREATE_NO_WINDOW = 0
+POSIX_SOCKET = socket.AF_UNIX  # for this script
 
-def locking(descriptor, mode, length, *, _fcntl=fcntl):  # from where the file stands, as there
-    offset = os.lseek(descriptor, 0, os.SEEK_CUR)
-    _fcntl.lockf(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB, length, offset)
+# Windows has socketpair, of another family
+socket.socketpair = functools.partial(socket.socketpair, POSIX_SOCKET)
 
-def share(end, _process):  # a copy, which the other process takes while it is there
-    import threading
-    copy = os.dup(end.fileno())
-    threading.Timer(5.0, os.close, [copy]).start()
-    return f"{os.getpid()} {copy}".encode()
-
-def fromshare(line):
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    process, number = map(int, line.split())
-    opened = call(434, process, 0)  # pidfd_open
-    taken = call(438, opened, number, 0)  # pidfd_getfd
-    os.close(opened)
-    return socket.socket(fileno=taken)
-
-socket.socket.share, socket.fromshare = share, fromshare
-
-for name in ABSENT:
-    sys.modules[name] = None  # importing it raises ImportError
-POLLS = [(select, ["epoll", "poll"]), (selectors, ["PollSelector"])]
-for module, gone in ((os, OS), (signal, SIGNALS), *POLLS, (socket, ["AF_UNIX"])):
-    for name in gone:
+for name in ABSENT_MODULES:
+    sys.modules[name] = None  # so that an import raises ImportError
+for module, absent_names in ABSENT_NAMES:
+    for name in absent_names:
         if hasattr(module, name):
             delattr(module, name)
 sys.platform = "win32"
+
+# ---- add the names that only Windows has
+
+def kill(process):  # the signal is SIGKILL; Windows calls TerminateProcess
+    process.send_signal(9)
+
+subprocess.Popen.kill = kill
+subprocess.CREATE_NO_WINDOW = 0
+
+def locking(descriptor, mode, length, *, _fcntl=fcntl):  # from the current position of the file
+    offset = os.lseek(descriptor, 0, os.SEEK_CUR)
+    _fcntl.lockf(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB, length, offset)
+
 sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+
+def share(end, _process):  # another process takes the socket over a socket of POSIX
+    listener = socket.socket(POSIX_SOCKET)
+    listener.bind("")  # the kernel chooses an address
+    listener.listen()
+    listener.settimeout(60)  # the other process may die before it takes the socket
+    copy = end.dup()
+    threading.Thread(target=hand_over, args=(listener, copy), daemon=True).start()
+    return listener.getsockname()
+
+def hand_over(listener, copy):
+    with listener, copy:
+        taker, _ = listener.accept()
+        with taker:
+            socket.send_fds(taker, [b"socket"], [copy.fileno()])
+
+def fromshare(address):
+    with socket.socket(POSIX_SOCKET) as giver:
+        giver.connect(address)
+        _, (descriptor,), _, _ = socket.recv_fds(giver, 16, 1)
+    return socket.socket(fileno=descriptor)
+
+socket.socket.share = share
+socket.fromshare = fromshare
 
 def open_key(_key, _path):  # of an empty registry
     raise FileNotFoundError
@@ -83,10 +116,16 @@ def milliseconds_since_boot():
 
 kernel32 = types.SimpleNamespace(GetTickCount64=milliseconds_since_boot)
 ctypes.windll = types.SimpleNamespace(kernel32=kernel32)
+
+# ---- import notbefore again, without POSIX
+
+for name in list(sys.modules):
+    if name.partition(".")[0] == "notbefore":
+        del sys.modules[name]
 import notbefore
 """
-AS_PYTHON = """
-sys.executable = sys.argv[0]  # what it starts is without POSIX, too
+RUN_MODULE = """
+sys.executable = sys.argv[0]  # processes that it starts run without POSIX too
 words = [word for word in sys.argv[1:] if word != "-P"]
 assert words[0] == "-m", words
 sys.argv = ["notbefore", *words[2:]]
@@ -95,20 +134,20 @@ runpy.run_module(words[1], run_name="__main__", alter_sys=True)
 
 
 def run_without_posix(script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end, with every module of ours imported."""
-    return run(
-        sys.executable, "-c", f"everything = True\n{TAKE_AWAY}\nimport_all(names)\n{script}", *words
-    )
+    """Run a script until it exits, with every module of notbefore imported."""
+    whole_script = f"imports_everything = True\n{REMOVE_POSIX}\nimport_all(names)\n{script}"
+    return run(sys.executable, "-c", whole_script, *words)
 
 
 def python_without_posix(directory: Path) -> str:
-    """An executable that takes ``[-P] -m MODULE ...`` as Python does.
+    """Write an executable that runs ``[-P] -m MODULE ...`` as Python does, and return its path.
 
-    Modules beside it are found.
+    It also finds modules in ``directory``.
     """
-    path = directory / "python-elsewhere"
+    path = directory / "python-without-posix"
     path.write_text(
-        f"#!{sys.executable}\neverything = False\n{TAKE_AWAY}{AS_PYTHON}", encoding="utf-8"
+        f"#!{sys.executable}\nimports_everything = False\n{REMOVE_POSIX}{RUN_MODULE}",
+        encoding="utf-8",
     )
     path.chmod(0o755)
     return str(path)
