@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from notbefore.fleet.calendar_feed import calendar
 from notbefore.fleet.history_report import report as report_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.mutes import MAX_MUTES, Mute, read_mutes, write_mutes
 from notbefore.fleet.shown_waves import (
     ShownVm,
     ShownWave,
-    calendar,
     coming,
     names_of,
     under_way,

@@ -31,13 +31,13 @@ from notbefore.fleet.hub_records import (
     read,
 )
 
-# the types of messages about scheduled events, in one case: Microsoft's documents name both
+# the types of messages about scheduled events, in lower case: Microsoft's documents name both
 EVENT_TYPES: Final = (
     "microsoft.resourcenotifications.maintenanceresources.scheduledeventemitted",
     "microsoft.maintenance/scheduledevents/write",
 )
-MICROSOFT: Final = "microsoft."  # the start of every type of Azure's messages, in one case
-VIRTUAL_MACHINE: Final = "virtualmachine"  # a ResourceType, in one case
+MICROSOFT: Final = "microsoft."  # the start of every type of Azure's messages, in lower case
+VIRTUAL_MACHINE: Final = "virtualmachine"  # a ResourceType, in lower case
 
 AzureStatus = Literal["Scheduled", "Started", "Completed", "Canceled"]
 COMPLETED: Final = "Completed"
@@ -55,7 +55,7 @@ _LISTED_AS: Final[dict[AzureStatus, str]] = {
     "Completed": STARTED,
     "Canceled": SCHEDULED,
 }
-"""Azure's status -> the last one that IMDS lists, which does not know the other two."""
+"""Azure's status -> the status that IMDS lists last, which does not know the other two."""
 
 _RESOURCE: Final = re.compile(
     r"(/subscriptions/(?P<subscription>[^/]{1,256})"
@@ -68,7 +68,7 @@ _RESOURCE: Final = re.compile(
 
 
 class AzureReport(Struct, frozen=True, kw_only=True):
-    """One status of an event, as Azure itself reports it."""
+    """A status of an event, as Azure itself reports it."""
 
     status: AzureStatus
     event: Event  # as IMDS would list it, or did last
@@ -82,7 +82,7 @@ class AzureMessages(Struct, frozen=True):
 
     reports: tuple[AzureReport, ...] = ()
     skipped: int = 0  # messages about other things
-    unreadable: tuple[str, ...] = ()  # why, for each message that cannot be read
+    unreadable: tuple[str, ...] = ()  # for each message that cannot be read: the reason
 
 
 class _Message(Struct, rename="camel"):
@@ -97,7 +97,7 @@ class _Message(Struct, rename="camel"):
 
     @property
     def kind(self) -> str:
-        """Its type, in one case."""
+        """The type of the message, in lower case."""
         return (self.event_type or self.type).casefold()
 
 
@@ -150,7 +150,9 @@ def read_messages(body: bytes) -> AzureMessages | None:
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
 
-    messages = [decoded] if isinstance(decoded, _Message) else decoded
+    messages = decoded
+    if isinstance(messages, _Message):
+        messages = [messages]
     if not any(message.kind.startswith(MICROSOFT) for message in messages):
         return None
 
@@ -200,7 +202,7 @@ def _report_of(message: _Message) -> AzureReport | None:
 
 
 def _resource(text: object) -> re.Match[str] | None:
-    """Return the parts of the id of a scheduled event, or of what it affects."""
+    """Return the parts of the id of a scheduled event, or of the resource that it affects."""
     if not isinstance(text, str):
         return None
     return _RESOURCE.match(text)
@@ -212,7 +214,7 @@ def _is_of_vms(resource_type: object) -> bool:
 
 
 def _event(properties: Raw, status: AzureStatus, resource: re.Match[str]) -> Event:
-    """Return the event, which is written as IMDS writes it. Raises ``ValueError``."""
+    """Return the event, whose properties are written as in IMDS. Raises ``ValueError``."""
     try:
         document = parse(b'{"Events":[%b]}' % bytes(properties))
     except DocumentError as error:

@@ -45,7 +45,7 @@ class OwnerIds:
     """The ids of the clients that have read with this state directory, in a file there.
 
     Only one process uses the directory, so the partitions of all of these clients but the current
-    one have no reader any more.
+    one have no reader.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class OwnerIds:
         self._current = ""
 
     def is_former(self, owner_id: str) -> bool:
-        """Whether the id is that of a client that reads no more."""
+        """Whether the id is that of a client that no longer reads."""
         return owner_id != self._current and owner_id in self._ids
 
     def note(self, owner_id: str) -> None:
@@ -81,8 +81,8 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
 
     It is also the checkpoint store by which the SDK balances the partitions.
 
-    An instance that takes a partition over writes the blob once more. The previous owner can then
-    no longer write, because every write requires the ETag of the instance's own last write
+    An instance that takes over a partition writes its blob again. The previous owner can then no
+    longer write, because every write requires the ETag of the instance's own last write
     (``If-Match``). All methods may raise ``AzureError`` or ``TimeoutError``.
 
     ``container``: the client for the snapshots. The other arguments are those of
@@ -99,9 +99,9 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         self._etags: dict[str, str] = {}  # partition -> ETag of this instance's last write
 
     async def take(self, partition: str) -> bytes:
-        """See ``Snapshots``. It fails if the store returned an old snapshot.
+        """See ``Snapshots``.
 
-        The SDK's next balancing repeats it.
+        It fails if the store has returned an old snapshot; the SDK's next balancing repeats it.
         """
         self._etags.pop(partition, None)
         body, properties = await self._download(partition)
@@ -149,9 +149,10 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         """For the SDK: the owners of partitions.
 
         The times are by this machine's clock, because the SDK compares with it. After a failure of
-        the store, all owners get ``takeover`` once more. What this instance had before it was
+        the store, all owners get the time ``takeover`` again. What this instance had before it was
         restarted has no owner. If there are no owners, although this instance has partitions, the
-        checkpoints were deleted: it claims nothing for a while, so that all can write theirs again.
+        checkpoints were deleted: it claims nothing for a while, so that all instances can write
+        theirs again.
         """
         clock = _StoreClock()
         try:
@@ -215,9 +216,9 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         return f"{self._prefix}{name}"
 
     async def _download(self, name: str) -> tuple[bytes, Any]:
-        """Return the content and the properties of a partition's or a note's blob.
+        """Return the content and the properties of the blob of a partition or a note.
 
-        ``None`` if there is no blob.
+        The content is empty, and the properties are ``None``, if there is no blob.
         """
         try:
             async with asyncio.timeout(STORE_SECONDS):
@@ -260,7 +261,7 @@ class _StoreClock:
 
 
 def _position_in(metadata: Mapping[str, str]) -> Position:
-    """Return the position in the metadata of a blob; of another reader's blob, that of none."""
+    """Return the position in the metadata of a blob; an empty one if another reader wrote it."""
     try:
         return Position(
             offset=metadata["offset"],
@@ -276,8 +277,8 @@ def make_blob_snapshots(
 ) -> BlobSnapshots:
     """Return the container that the settings name.
 
-    ``credential``: the identity for ``container_url``. ``state``: the directory of an instance,
-    which takes back what it had at once.
+    ``credential``: the identity for ``container_url``. ``state``: the state directory of an
+    instance, which after a restart takes its partitions back at once.
     """
     snapshots = _make(settings, credential)
     if state is not None:

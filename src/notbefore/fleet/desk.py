@@ -18,8 +18,8 @@ from notbefore.process.operations import (
 class FleetDesk:
     """Answers from the outbox of the partitions that this instance reads.
 
-    A changed delivery is in the next snapshot of its partition. An exercise is of no partition, so
-    no snapshot has it, and it ends with this process.
+    A changed delivery is in the next snapshot of its partition. An exercise belongs to no
+    partition, so no snapshot has it, and it ends with this process.
     """
 
     def __init__(self, outbox: FleetOutbox, consumer: Consumer, approver: FleetApprover) -> None:
@@ -35,5 +35,7 @@ class FleetDesk:
             exercise(self._outbox, request)
             request = OutboxRequest("show", event_key=request.event_key)
         if not isinstance(request, OutboxRequest):
-            raise NotBeforeError("this is an instance of `notbefore fleet`: only an agent has that")
+            raise NotBeforeError(
+                "this is an instance of `notbefore fleet`: only an agent has that, so ask on a VM"
+            )
         return answer_outbox(self._outbox, request, self._consumer.state().open_keys)

@@ -16,6 +16,7 @@ from notbefore.core.text import counted
 from notbefore.core.tracked import Tracked
 from notbefore.courier.supervisor import Supervisor
 from notbefore.errors import StoreError
+from notbefore.fleet.calendar_feed import calendar
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import read_past
 from notbefore.fleet.history_report import Row, report
@@ -24,7 +25,6 @@ from notbefore.fleet.keeper import Parts
 from notbefore.fleet.shown_waves import (
     FILTERS,
     FleetEvents,
-    calendar,
     names_of,
     under_way,
     wanted_vms,
@@ -52,7 +52,7 @@ from notbefore.wording import phrases
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 CALENDAR: Final = "text/calendar; charset=utf-8"
-DAYS: Final = 30 * 86_400.0  # seconds before now that the page's table of past events covers
+MONTH: Final = 30 * 86_400.0  # seconds before now that the page's table of past events covers
 MONTH_EVERY: Final = 60.0  # seconds between two computations of that table
 
 
@@ -235,16 +235,16 @@ class FleetView:
         return b'{"events":[%b]}' % b",".join(self._parts.history.past(begin))
 
     def _month(self, _minute: int) -> tuple[list[Row], str]:
-        """Return the page's table of past events, and why it is not known."""
+        """Return the page's table of past events, and why it is not known, or an empty text."""
         try:
-            past = read_past(self._parts.history.past(time.time() - DAYS))
+            past = read_past(self._parts.history.past(time.time() - MONTH))
         except StoreError as unknown:
             return [], str(unknown)
         return report(past), ""
 
 
 def _unread(state: InstanceState) -> str:
-    """Return that the hub is not read, and why."""
+    """Return a sentence: the hub is not being read, and why."""
     text = "the hub is not being read"
     if state.hub_trouble:
         return f"{text}: {state.hub_trouble}"

@@ -57,7 +57,7 @@ class FleetInstance:
         fleet = config.fleet
         if fleet is None:
             raise ConfigError(
-                "the configuration has no section `fleet`, which names the hub to read"
+                "the configuration has no section `fleet`, which names the hub to read: add it"
             )
         directory = Path(config.state.dir)
         clock = HubClock()

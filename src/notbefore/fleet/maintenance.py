@@ -24,7 +24,7 @@ from notbefore.net.response import SUCCESSFUL, HttpResponse
 SCOPE: Final = "https://management.azure.com/.default"  # of the token
 TIMEOUT: Final = 20.0  # seconds for the request
 TOKEN_TIMEOUT: Final = 10.0  # seconds to connect, and to read the answer of the identity endpoint
-MAX_WORDS: Final = 300  # characters of an answer in words
+MAX_WORDS: Final = 300  # characters of an answer or an error in words
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
 # the names allowed in the path of a request: they come from the hub, so a sender chooses them
@@ -36,7 +36,7 @@ _RESOURCE: Final = re.compile(
 
 
 class Target(Struct, frozen=True):
-    """What an event belongs to: a VM, a scale set or an availability set."""
+    """The resource that an event belongs to: a VM, a scale set or an availability set."""
 
     subscription: str
     resource_group: str
@@ -57,10 +57,9 @@ class Target(Struct, frozen=True):
 
 
 def target_of(resource_id: str, place: Place, vms: tuple[str, ...]) -> Target:
-    """Return the target of an event.
+    """Return the target of an event. Raises ``NotBeforeError`` if it is not known.
 
-    ``resource_id``: as Azure reports it; empty: only VMs have reported the event. Raises
-    ``NotBeforeError`` if it is not known.
+    ``resource_id``: as Azure reports it; empty if only VMs have reported the event.
     """
     match = _RESOURCE.fullmatch(resource_id)
     if match is not None:
@@ -125,7 +124,7 @@ def _read(response: HttpResponse) -> Acknowledgement:
 def _make_credential(identity: EventHub) -> Any:
     """Return the credential of the identity, which the caller must close."""
     keep_proxy_from_tokens()
-    # 14 MB, needed once in a while
+    # 14 MB, which only an approval needs
     from azure.identity import (  # noqa: PLC0415
         DefaultAzureCredential,
         ManagedIdentityCredential,

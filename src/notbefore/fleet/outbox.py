@@ -63,7 +63,7 @@ class FleetOutbox(StoredOutbox):
         )
         line = record.line()
 
-        # routed by each of its places; one delivery for each sink and step
+        # each of its places routes it; each sink gets one delivery for each step
         new: dict[str, Delivery] = {}
         for vm in notification.routed:
             for delivery in deliveries(change, line, self.routing, routable(vm)):
@@ -75,13 +75,13 @@ class FleetOutbox(StoredOutbox):
         return line
 
     def mute(self, partition: str, notification: Notification) -> None:
-        """Notify no one of a step: only withdraw what it makes needless."""
+        """Take a step of which no one is notified: it only withdraws what it makes needless."""
         self._take(partition, notification.change)
 
     def end_reminders(self, partition: str, event_key: str) -> None:
-        """Remind no one of an event that has moved to another partition, and repeat nothing.
+        """End the reminders and repetitions of an event that has moved to another partition.
 
-        If that partition is read here, its deliveries of the event stay.
+        If this instance reads that partition, its deliveries of the event stay.
         """
         with self.opened() as (outbox, now):
             if self._partition_of.get(event_key) == partition:
@@ -109,8 +109,7 @@ class FleetOutbox(StoredOutbox):
         return False
 
     def part(self, partition: str, open_keys: Collection[str]) -> OutboxImage:
-        """Return the waiting deliveries of a partition, and what sinks returned for its open
-        events.
+        """Return the waiting deliveries of a partition, and what sinks keep of its open events.
 
         ``open_keys``: the event keys of these events.
         """

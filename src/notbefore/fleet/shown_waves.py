@@ -1,16 +1,18 @@
-"""The events of the fleet that are not over, for the page, the commands, and calendars. Pure."""
+"""``ShownWave``: the events of the fleet that are not over, as readers see them. Pure.
 
-import re
+Readers are the page, the commands, the API, and calendars.
+"""
+
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from notbefore.core.event_types import event_type_of
-from notbefore.core.text import natural, one_line, some_of
+from notbefore.core.text import natural
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.story import Story
 from notbefore.fleet.wave import (
@@ -36,17 +38,13 @@ MATCHERS: Final = (
 )
 FILTERS: Final = (*MATCHERS, "status")  # parameters of a request
 OF_EVENTS: Final = ("event_type", "status")  # the filters that VMs do not have
-NAMES_IN_CALENDAR: Final = 20  # of VMs, in one entry
-
-# up to 74 octets, by RFC 5545; the octet after them begins a character
-PART_OF_LINE: Final = re.compile(rb".{1,74}(?![\x80-\xbf])")
 
 Named = tuple[str, str, str]
 """Subscription, resource group and name, of a VM or of a group of VMs."""
 
 
 class EventFacts(Struct, frozen=True, kw_only=True):
-    """The facts of an event, or those that all events of a wave have in common."""
+    """The facts of an event, or the facts that all events of a wave have in common."""
 
     event_id: str  # of the event, or of the wave
     event_type: str
@@ -159,7 +157,7 @@ class FleetEvents(Struct, frozen=True):
 
 
 def wanted_vms(vms: Iterable[ShownVm], filters: Mapping[str, str]) -> list[ShownVm]:
-    """Return the VMs that all filters match, except those that are for events alone."""
+    """Return the VMs that all filters match, except the filters that are for events alone."""
     vm_filters = {name: value for name, value in filters.items() if name not in OF_EVENTS}
     if not vm_filters:
         return list(vms)
@@ -172,9 +170,9 @@ def _matches_vm(filters: Mapping[str, str], vm: ShownVm) -> bool:
 
 
 def fits(filters: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str]) -> bool:
-    """Whether the facts have the wanted values, in any case, and the tags a ``tag``.
+    """Whether all filters match; letter case does not count in values.
 
-    The form of ``tag`` is ``NAME`` or ``NAME=VALUE``.
+    The filter ``tag`` is ``NAME`` or ``NAME=VALUE`` and matches ``tags``; others match ``facts``.
     """
     for name, value in filters.items():
         if name == "tag":
@@ -198,7 +196,7 @@ def _matches(
     tags: Mapping[str, str],
     vms: Collection[str],
 ) -> bool:
-    """Whether all filters match: ``vm`` is a part of a VM's name, in any case; see ``fits``."""
+    """Whether all filters match. ``vm`` matches a part of a VM's name; see ``fits``."""
     other_filters = dict(filters)
     part_of_name = other_filters.pop("vm", "").casefold()
     if part_of_name and not any(part_of_name in vm.casefold() for vm in vms):
@@ -212,10 +210,10 @@ def _matches(
 def coming(
     waves: Iterable[Wave], now: datetime, without_agent: Collection[str] = ()
 ) -> tuple[ShownWave, ...]:
-    """Return the waves that are not over: those with events to come first, by the time left.
+    """Return the waves that are not over, those with events to come first, by the time left.
 
-    Groups of one name in several places have their subscription and resource group in front.
-    ``without_agent``: the keys of VMs that report nothing themselves.
+    If groups in several places have the same name, their subscription and resource group stand in
+    front of it. ``without_agent``: the keys of VMs that report nothing themselves.
     """
     open_waves: list[ShownWave] = []
     for wave in _newest(waves):
@@ -231,8 +229,8 @@ def coming(
 def _newest(waves: Iterable[Wave]) -> list[Wave]:
     """Return the waves that have stories, each once.
 
-    After partitions were added, a wave may for some time be in two of them: the one that has heard
-    of it last knows more.
+    After partitions were added, two of them may have the same wave for some time. The partition
+    that has heard of it last knows more.
     """
     newest: dict[tuple[str, ...], Wave] = {}
     for wave in waves:
@@ -362,7 +360,7 @@ def names_of(vms: Iterable[ShownVm]) -> tuple[str, ...]:
 
 
 def _distinct(named: Iterable[Named]) -> dict[Named, str]:
-    """Return the names to show: equal ones have in front of them what is before the name."""
+    """Return the names to show: equal ones have their subscription and group in front."""
     distinct = set(named)
     bearers: set[Named] = set()
     for subscription, resource_group, name in distinct:
@@ -377,59 +375,3 @@ def _distinct(named: Iterable[Named]) -> dict[Named, str]:
         else:
             names[full_name] = name
     return names
-
-
-# ---- the calendar
-
-
-def calendar(waves: Iterable[ShownWave], now: datetime) -> bytes:
-    """Return an iCalendar feed (RFC 5545).
-
-    It has an entry for each wave with events to come, at its NotBefore.
-    """
-    lines = ["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//notbefore//fleet//EN"]
-    for wave in waves:
-        if wave.to_come and wave.not_before is not None:
-            lines += _entry(wave, wave.not_before, now)
-    lines.append("END:VCALENDAR")
-    return b"".join(_folded(line) + b"\r\n" for line in lines)
-
-
-def _entry(wave: ShownWave, not_before: datetime, now: datetime) -> list[str]:
-    vms = f"{len(wave.vms_to_come)} VMs"
-    if len(wave.vms_to_come) == 1:
-        vms = "1 VM"
-
-    summary = f"{wave.event_type} of {vms}"
-    if wave.group:
-        summary += f" in {wave.group}"
-    summary += ", not before this time"
-
-    description = [f"VMs: {some_of(wave.vms_to_come, NAMES_IN_CALENDAR)}"]
-    for name, value in wave.tags.items():
-        description.append(f"{name}: {value}")
-    if wave.description:
-        description.append(wave.description)
-
-    return [
-        "BEGIN:VEVENT",
-        f"UID:{_escaped(wave.event_id)}@notbefore",
-        f"DTSTAMP:{_time(now)}",
-        f"DTSTART:{_time(not_before)}",
-        f"SUMMARY:{_escaped(summary)}",
-        "DESCRIPTION:" + "\\n".join(_escaped(line) for line in description),
-        "END:VEVENT",
-    ]
-
-
-def _time(time: datetime) -> str:
-    return f"{time.astimezone(UTC):%Y%m%dT%H%M%SZ}"
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([\\;,])", r"\\\1", one_line(text))
-
-
-def _folded(line: str) -> bytes:
-    """Fold a long line: it continues on the next line after a space; no character is cut."""
-    return b"\r\n ".join(PART_OF_LINE.findall(line.encode()))

@@ -67,7 +67,7 @@ def _bytes_of(key: str, vm: Heard) -> int:
 
 
 class ChangedPlace(NamedTuple):
-    """A place that a look has found, with its story, if it has one, and the VMs silent there."""
+    """A place that a look has found, with its story, if it has one, and its silent VMs."""
 
     place: Place
     story: Story | None
@@ -78,10 +78,9 @@ class ChangedPlace(NamedTuple):
 class Silence:
     """The VMs of one partition.
 
-    ``waves`` and ``heard``: the state of the previous owner, changed in place.
-
-    A VM's key is its resource group and name (``Place.group``). ``missing``: the VMs are those of
-    an inventory, which ``expect`` sets, not those that were heard from.
+    ``waves``: the waves of silent VMs. ``heard``: the VMs by their keys, which are resource group
+    and name (``Place.group``). Both are changed in place. ``missing``: the VMs are those of an
+    inventory, which ``expect`` sets, not those that were heard from.
     """
 
     def __init__(
@@ -104,10 +103,10 @@ class Silence:
             self._bytes += _bytes_of(key, vm)
 
     def expect(self, vms: Expected, now: float, patience: float) -> None:
-        """Expect exactly these VMs, which are not heard from: in ``patience`` seconds they are
-        missing.
+        """Expect exactly these VMs, which are not heard from.
 
-        For VMs that were expected before, the time continues.
+        ``patience``: the seconds after which they are missing. For VMs that were expected before,
+        the time continues.
         """
         for key, (name, place) in vms.items():
             if key not in self.heard:
@@ -171,9 +170,9 @@ class Silence:
     def look(self, now: float, unwatched: float, deleted: set[str], explained: set[str]) -> None:
         """Find the VMs that are silent now, and those that are back; ``note_next`` notes them.
 
-        ``unwatched``: seconds before ``now`` in which nothing could be heard: they do not count.
-        ``deleted``: VMs that an event has deleted. ``explained``: VMs whose silence is explained by
-        an event under way.
+        ``unwatched``: the seconds before ``now`` in which the hub was not read; they do not count.
+        ``deleted``: VMs that an event has deleted. ``explained``: VMs whose silence an event under
+        way explains.
         """
         silent: dict[Place, list[Heard]] = {}
         self.late = set()

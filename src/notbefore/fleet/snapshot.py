@@ -48,12 +48,12 @@ class Unknown(Struct, array_like=True):
 
 
 class Closed(Struct, array_like=True):
-    """An event that is over."""
+    """An event that is over. It is remembered, because reports about it may come late."""
 
     event_key: str  # empty if another resource group's event had the EventId first
     standing: Standing  # its own, not that of its wave
     at: float  # Unix seconds of the hub's clock
-    nth: int  # see ``Story``
+    nth: int  # the number of earlier events with this id
     over: datetime  # the last VM's report of the end
     wave_key: str = ""  # the event key of its wave; empty if no one was notified of it
     azure: AzureWord | None = None  # what Azure has said about it
@@ -77,7 +77,7 @@ class Snapshot(Struct, array_like=True):
     at: float = 0.0  # when it was taken; all times here are Unix seconds of the hub's clock
     position: Position = Position()
     partitions: int = 0  # how many the hub has
-    # the last record when the first read began: nobody is notified of what is over by then
+    # the last record when the first read began: no one is notified of what was over by then
     backlog: int = -1
     waves: OpenWaves = {}
     silent: OpenWaves = {}
@@ -88,10 +88,10 @@ class Snapshot(Struct, array_like=True):
     expected: dict[str, Heard] = {}  # VMs of the inventory that are not heard from
     outbox: OutboxImage = OutboxImage()  # as it was at ``at``
     past: list[PastEvent] = []  # events that are over and not in the history yet
-    muted: set[str] = set()  # event keys of open waves that nobody was notified of
-    # when it was last looked for VMs that are silent: the hub was read until then
+    muted: set[str] = set()  # event keys of open waves of which no one was notified
+    # the time of the last look for overdue events and silent VMs: the hub was read until then
     looked: float = 0.0
-    # after a loss: nobody is notified of what was over by then
+    # after a loss: no one is notified of what was over by then
     quiet_until: float = 0.0
     lost_at: float = 0.0  # when the last snapshot was found to be lost; 0: never
     unknown: dict[str, Unknown] = {}  # by resource group and EventId
@@ -122,8 +122,8 @@ class Snapshot(Struct, array_like=True):
 def compressed(snapshot: bytes) -> bytes:
     """Compress a snapshot for the store.
 
-    It may take some 10 ms: do not call it in an event loop. Raises ``OSError`` if the snapshot is
-    so large that no instance could read it.
+    That may take some 10 ms, so do not call this in an event loop. Raises ``OSError`` if the
+    snapshot is so large that no instance could read it.
     """
     if len(snapshot) > MAX_SNAPSHOT:
         raise OSError(errno.EFBIG, f"a snapshot of {len(snapshot)} bytes could not be read again")
@@ -147,9 +147,9 @@ def check_form(body: bytes) -> None:
 
 
 def _form_in(head: bytes) -> int:
-    """Return the form in the first bytes of a snapshot: a MessagePack array that begins with it.
+    """Return the form in the first bytes of a snapshot; 0 if they are not those of a snapshot.
 
-    0 if they begin no snapshot.
+    A snapshot is a MessagePack array that begins with its form.
     """
     lead = head[:1]
     if b"\x90" < lead <= b"\x9f":
