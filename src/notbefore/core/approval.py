@@ -33,7 +33,7 @@ from notbefore.core.tracked import Tracked, TrackedEvent
 # finished attempts kept for events that are gone: a list that flaps may show them again
 KEPT_ATTEMPTS: Final = 20
 MAX_DECISIONS: Final = 100  # remembered decisions per event
-# of `for_all_resources: leader`: seconds that a VM gives the one before it in ``Resources``
+# with `for_all_resources: leader`: seconds that a VM waits for the one before it in ``Resources``
 SUCCESSION: Final = 30.0
 ADVICE: Final = "it is a recommendation: there is nothing that an approval could start"
 
@@ -54,9 +54,9 @@ class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
 
 
 def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) for each event type or source that Azure does not document.
+    """Yield a key and a text for each event type or source that Azure does not document.
 
-    It matches no event today.
+    Such a word matches no event today.
     """
     for text in _unknown_among(match.event_type, EVENT_TYPES):
         yield "event_type", text
@@ -104,10 +104,11 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def _names_events(self) -> bool:
         """Whether the user wrote which events the rule applies to."""
-        match = self.match
-        if match == "all":
+        if self.match == "all":
             return True
-        return bool(match.event_type or match.event_source or match.duration)
+        if self.match.event_type or self.match.event_source:
+            return True
+        return self.match.duration is not None
 
     @property
     def matcher(self) -> RuleMatch:
@@ -132,7 +133,10 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def named_rules(self) -> list[tuple[str, Rule]]:
         """The rules with their names in metrics and records."""
-        return [(rule.name or f"rules[{number}]", rule) for number, rule in enumerate(self.rules)]
+        named: list[tuple[str, Rule]] = []
+        for number, rule in enumerate(self.rules):
+            named.append((rule.name or f"rules[{number}]", rule))
+        return named
 
 
 class Decision(Struct, frozen=True):
@@ -140,10 +144,10 @@ class Decision(Struct, frozen=True):
 
     action: Literal["approve", "leave"]
     why: str  # in words
-    rule: str = ""  # the name of the first one that matches
+    rule: str = ""  # the name of the first rule that matches
     step: str = ""  # identifies the decision: the content of the event and the text of the rule
     at: datetime | None = None  # for ``approve``: the earliest time
-    # how many VMs of the event approve it earlier; this VM only succeeds them
+    # how many VMs of the event approve it earlier; this VM approves it only if they do not
     predecessors: int = 0
     # for ``leave``: why a matching ``approve`` rule does not approve it
     skipped: Reason | None = None
@@ -208,10 +212,10 @@ def _by_rule(name: str, rule: Rule, tracked: TrackedEvent, vm: str | None) -> De
 
 
 def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
-    """Return what a rule to approve an event says about it, without the rule's name.
+    """Return the decision of a rule with the action ``approve``; the caller adds the rule's name.
 
-    With ``for_all_resources: leader``, the first VM of ``Resources`` leads. Each other one approves
-    ``SUCCESSION`` seconds after the VM before it should have.
+    With ``for_all_resources: leader``, the first VM of ``Resources`` leads. Each other VM approves
+    ``SUCCESSION`` seconds after the VM before it should have approved.
     """
     vms = list(dict.fromkeys(tracked.event.vms))
     predecessors = 0
@@ -257,7 +261,7 @@ class ApprovalAttempt(Struct, frozen=True):
     records: int = 0  # how many records were made of it
 
     def is_carried_out(self, tracked: TrackedEvent, step: str) -> bool:
-        """Return whether nothing is left to do for this decision."""
+        """Whether nothing is left to do for this decision."""
         return step in self.carried_out or self.approved == content_of(tracked)
 
     def ended(self, outcome: str) -> "ApprovalAttempt":
@@ -328,8 +332,11 @@ def next_attempt(
 def without_old(
     attempts: dict[str, ApprovalAttempt], tracked: Tracked
 ) -> dict[str, ApprovalAttempt]:
-    """Return the attempts without the oldest done ones whose events are gone."""
+    """Return the attempts without old ones: done, of events that are gone.
+
+    The newest ``KEPT_ATTEMPTS`` of these are kept.
+    """
     done = [key for key, attempt in attempts.items() if attempt.state == "done"]
-    gone = [key for key in done if key not in tracked.events]
-    old = set(gone[:-KEPT_ATTEMPTS])
+    done_and_gone = [key for key in done if key not in tracked.events]
+    old = set(done_and_gone[:-KEPT_ATTEMPTS])
     return {key: attempt for key, attempt in attempts.items() if key not in old}

@@ -22,6 +22,8 @@ DRIFT: Final = 0.001
 AGREE: Final = 3.0
 # seconds between the reading of one clock and of the next, at most, on a busy machine
 READING: Final = 0.5
+# seconds; ``Date`` counts whole seconds, and so shows no shorter pause of the VM
+SHORTEST_PAUSE: Final = 1.0
 # seconds by which ``Date`` may differ from the other clocks and still be believed
 MAX_DISAGREEMENT: Final = 86_400.0
 
@@ -37,9 +39,9 @@ class Instant(Struct, frozen=True):
     date: datetime | None = None
 
     def dated(self, header: str) -> "Instant":
-        """Return the same moment with IMDS's time, from the ``Date`` header of an answer.
+        """Return the same moment with IMDS's time.
 
-        Empty: it gave none.
+        ``header``: the ``Date`` of an answer; empty if the answer has none.
         """
         if not header:
             return self
@@ -51,7 +53,9 @@ class Instant(Struct, frozen=True):
         if self.date is None:
             return self.wall
         difference = abs((self.wall - self.date).total_seconds())
-        return self.wall if difference <= AGREE else self.date
+        if difference <= AGREE:
+            return self.wall
+        return self.date
 
 
 class _Passed(NamedTuple):
@@ -84,9 +88,11 @@ def elapsed(begin: Instant, end: Instant) -> float | None:
     if uptime is not None:
         if date is not None and _agree(uptime, date):
             return uptime
+        was_paused = date is not None and date > uptime
+        if _agree(uptime, wall) and was_paused:
+            return None
         if _agree(uptime, wall):
-            was_paused = date is not None and date > uptime
-            return None if was_paused else uptime
+            return uptime
 
     if date is not None and _agree(wall, date) and wall >= (uptime or 0.0):
         return max(0.0, wall)
@@ -114,30 +120,37 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
 
     ``None`` if it is unknown.
 
-    The delay on the wall clock is longer if ``uptime`` stopped in a pause of the VM, or if the wall
-    clock was set; it may be set forward and back, so the step may be gone at ``end``. After a pause
-    ``Date`` has advanced as much. It counts whole seconds, so it shows no pause shorter than one.
+    The delay on the wall clock is longer than that on ``uptime`` in two cases: ``uptime`` stopped
+    in a pause of the VM, or the wall clock was set. ``Date`` tells the cases apart, because only in
+    a pause it also gains on ``uptime``. A clock that was set may be set back, so its lead may be
+    gone at ``end``.
     """
     uptime, wall, date = _passed(begin, end)
     if uptime is None:
         return None
 
     longest = max(gap.wall, gap.uptime)  # either clock may have stopped
-    step = wall - uptime
-    unset = READING + DRIFT * uptime  # the most that ``step`` is without a step
-    ahead = max(step, gap.wall - gap.uptime)
+    wall_lead = wall - uptime  # seconds that the wall clock has gained
+    most_lead = max(wall_lead, gap.wall - gap.uptime)  # at the end, or at the longest delay
+    drift = READING + DRIFT * uptime  # the most that a clock gains which was not set
     if date is None:
-        return longest if step >= -unset and ahead <= unset else None
-
-    paused = date - uptime  # within a second
-    if paused > longest + TOLERANCE:  # a pause that neither clock shows
-        return None
-    if ahead <= unset:
+        if wall_lead < -drift or most_lead > drift:
+            return None
         return longest
-    if ahead <= paused + TOLERANCE:
-        return longest if paused >= 1.0 else None
-    # the wall clock was set, and cannot tell how long a pause was
-    return gap.uptime if paused < 1.0 else None
+
+    pause = date - uptime  # seconds for which ``uptime`` stopped, to within a second
+    if pause > longest + TOLERANCE:  # a pause that neither clock shows
+        return None
+    if most_lead <= drift:
+        return longest
+
+    has_paused = pause >= SHORTEST_PAUSE
+    is_lead_of_pause = most_lead <= pause + TOLERANCE
+    if is_lead_of_pause and has_paused:
+        return longest
+    if is_lead_of_pause or has_paused:  # the wall clock was set, and cannot tell how long it was
+        return None
+    return gap.uptime
 
 
 def credible(now: Instant, before: Instant | None) -> bool:

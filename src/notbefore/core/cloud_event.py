@@ -21,7 +21,7 @@ def cloud_event(
 ) -> dict[str, Any]:
     """Return a CloudEvents 1.0 envelope (JSON format) around ``data``.
 
-    Its id is the change's; that of a heartbeat is its delivery's.
+    Its id is that of the change. A heartbeat is no change, so it has the id of its delivery.
     """
     envelope = {
         "specversion": "1.0",
@@ -43,7 +43,8 @@ def cloud_event(
 
 def _source(record: BaseRecord) -> str:
     """Return a URI reference of the VM that reports: its resource id, else its name."""
-    source = record.resource_id or f"/{record.vm_name or 'unknown'}"
+    vm_name = record.vm_name or "unknown"
+    source = record.resource_id or f"/{vm_name}"
     return _NOT_IN_URI.sub("-", source)
 
 
