@@ -52,12 +52,10 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
     record: bytes  # the change as JSON
     change_id: str = ""  # the change's id, of a reminder with its time; empty for heartbeats
     expires_with_event: bool = False  # it expires when the event ends
-    # the event's, 0 if unknown; the smallest is sent first
-    not_before: float = 0.0
-    # sinks that it also goes to at ``fallback_at``, or once it is dead
+    not_before: float = 0.0  # of the event, 0 if unknown; the smallest is sent first
+    # the sinks that also get it at ``fallback_at``, or once it is dead
     fallback: tuple[str, ...] = ()
-    # only for critical changes; sinks that got a start also get the end
-    fallback_at: float | None = None
+    fallback_at: float | None = None  # only for critical changes
     others: tuple[str, ...] = ()  # the other sinks that the change goes to
     note: str = ""  # why it goes to this sink, if not by its route
     once: bool = False  # it may be attempted only once, such as a command
@@ -89,11 +87,13 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
         return self.state == "pending" and not self.is_reminder
 
     def stays_open(self, ended: Collection[Lane]) -> bool:
-        """Whether it opens what no later message closes, once its event is over.
+        """Whether it would open an alarm that no later message closes, now that its event is over.
 
         ``ended``: lanes that hold an end.
         """
-        return self.expires_with_event or (self.kind == "started" and self.lane not in ended)
+        if self.expires_with_event:
+            return True
+        return self.kind == "started" and self.lane not in ended
 
     def shifted(self, seconds: float) -> "Delivery":
         """Return the same delivery on a clock that is ahead by ``seconds``."""
@@ -129,20 +129,21 @@ def deliveries(
     """
     new: list[Delivery] = []
     routes = _accepting_sinks(change, routing, vm)
-    plain = _without_sink(change, record)
+    template = _without_sink(change, record)
+    created = template.created
     for sink, route in routes.items():
         terms = routing.sinks[sink]
-        severity = route.severity or plain.severity
+        severity = route.severity or template.severity
         fallback = _fallback(change, route, routes, routing)
         fallback_at = None
         if fallback and severity == "critical":
-            fallback_at = plain.created + route.fallback_after.seconds
+            fallback_at = created + route.fallback_after.seconds
 
         message = replace(
-            for_sink(plain, sink, terms),
+            for_sink(template, sink, terms),
             severity=severity,
-            due=plain.created + _settling(change, terms),
-            expires=plain.created + terms.expire_after,
+            due=created + _settling(change, terms),
+            expires=created + terms.expire_after,
             fallback=fallback,
             fallback_at=fallback_at,
             others=tuple(sorted(routes.keys() - {sink})),
@@ -325,15 +326,18 @@ def _reminders(
     if change.no_longer_affected and announce_by != "all":
         return
 
-    # a reminder that would be due by now is left out: the message of the change is enough
     start = message.created + ahead  # by the clock of ``created``, however wrong it is
-    all_due = {start - before.seconds: before.seconds for before in route.remind_before}
-    due_times = sorted(due for due in all_due if due > message.created)
+    seconds_before: dict[float, float] = {}  # by the time at which the reminder is due
+    for before in route.remind_before:
+        due = start - before.seconds
+        if due > message.created:  # otherwise the message of the change is enough
+            seconds_before[due] = before.seconds
+    due_times = sorted(seconds_before)
     expiries = [*due_times[1:], start + REMINDER_GRACE]  # the next reminder replaces it
     severity_near = route.severity or severity_of(event.event_type, None, event.duration)
 
     for due, expires in zip(due_times, expiries, strict=False):
-        identity = f"{change.id} reminder {all_due[due]:g}"
+        identity = f"{change.id} reminder {seconds_before[due]:g}"
         severity = message.severity
         if due >= start - NEAR:
             severity = severity_near

@@ -48,7 +48,7 @@ STARTED: Final = "Started"
 
 
 class Event(Struct, frozen=True):
-    """One event as Azure described it. What was absent or unreadable is ``None``."""
+    """One event as Azure described it. A field that was absent or unreadable is ``None``."""
 
     event_id: str  # as received; compare by ``key``
     event_type: str  # a name in ``EVENT_TYPES``, or one that Azure has added
@@ -183,7 +183,7 @@ def parse(body: bytes) -> Document:
     Raises ``DocumentError`` and nothing else.
     """
     document = _decoded(body)
-    copies: dict[str, _Reading] = {}  # by EventId, the copy that is kept
+    best_copies: dict[str, _Reading] = {}  # by EventId
     duplicates: list[Flaw] = []
     unnamed: list[Flaw] = []  # of events whose EventId cannot be read
     for raw in document.Events:
@@ -192,16 +192,16 @@ def parse(body: bytes) -> Document:
         if not key:
             unnamed += reading.flaws
             continue
-        kept = copies.get(key)
-        if kept is not None:
+        best_so_far = best_copies.get(key)
+        if best_so_far is not None:
             duplicates.append(Flaw("duplicate_event_id", reading.event_id))
-        if kept is None or reading.rank > kept.rank:
-            copies[key] = reading
+        if best_so_far is None or reading.rank > best_so_far.rank:
+            best_copies[key] = reading
 
-    events = [reading.event for reading in copies.values() if reading.event is not None]
+    events = [copy.event for copy in best_copies.values() if copy.event is not None]
     flaws: list[Flaw] = []
-    for reading in copies.values():
-        flaws += reading.flaws
+    for copy in best_copies.values():
+        flaws += copy.flaws
     # it is only shown: the content decides whether something has changed
     incarnation = document.DocumentIncarnation or 0
     return Document(incarnation, tuple(events), (*flaws, *unnamed, *duplicates))
@@ -355,10 +355,12 @@ def read_time(text: object) -> datetime | None:
         time = time.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-    return time if time.year in YEARS else None
+    if time.year not in YEARS:
+        return None
+    return time
 
 
 def _read_iso_8601(text: str) -> datetime:
-    """Read a time, also with ``UTC`` or a blank before its offset; raises ``ValueError``."""
+    """Read a time, which may have ``UTC`` or a blank before its offset; raises ``ValueError``."""
     without_utc = _UTC.sub("", text)
     return datetime.fromisoformat(_BEFORE_OFFSET.sub("", without_utc))

@@ -52,9 +52,8 @@ EVENT_TYPES: Final = {
     SPOT_REBALANCE: EventType(severity="info", is_advice=True),
 }
 
-# a type that Azure has added since: it has promised nothing
+# for a type that Azure has added since: it has promised nothing
 _UNDOCUMENTED: Final = EventType(severity="warning")
-
 
 _NAMES: Final = {name.casefold(): name for name in EVENT_TYPES}
 

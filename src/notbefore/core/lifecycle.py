@@ -83,7 +83,8 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     events: dict[str, TrackedEvent] = {}
     changes: list[Change] = []
     for event in document.events:
-        events[event.key], change = comparison.listed(event)
+        tracked_event, change = comparison.listed(event)
+        events[event.key] = tracked_event
         if change is not None:
             changes.append(change)
 
@@ -98,10 +99,12 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
             events[key] = comparison.measured(missing)
             unread.add(key)
         else:
-            departed[key], change = comparison.gone(missing)
-            changes.append(change)
+            steps, end = comparison.gone(missing)
+            departed[key] = steps
+            changes.append(end)
 
-    departed = {key: steps for key, steps in departed.items() if key not in events}
+    for key in events:
+        departed.pop(key, None)  # the event has come back
     after = Tracked(
         events=events,
         departed=_newest(departed),
@@ -112,9 +115,9 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
 
 
 def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
-    """Return the tracked events with the scopes for the VM's name.
+    """Return the tracked events with their scopes for a VM of this name.
 
-    No answer was read, so there is no change. While an event was taken for another VM's, its
+    No answer was read, so there is no change. While an event counted as another VM's, its
     interruption was not measured.
     """
     events: dict[str, TrackedEvent] = {}
@@ -241,8 +244,9 @@ class _Comparison(Struct, frozen=True):
         return self.now.watched and key not in self.tracked.unread
 
     def measured(self, tracked_event: TrackedEvent) -> TrackedEvent:
-        """Return the event with its longest delay so far as interruption, if it may affect
-        this VM.
+        """Return the event with its interruption so far: the longest delay since its start.
+
+        It is not measured for an event of other VMs.
         """
         if (
             tracked_event.start is None
@@ -258,7 +262,7 @@ class _Comparison(Struct, frozen=True):
     # ---- events that are gone
 
     def gone(self, missing: TrackedEvent) -> tuple[dict[str, int], Change]:
-        """Return the steps to remember of an event that is gone, and its change."""
+        """Return the counts of steps to remember of an event that is gone, and its last change."""
         now = self.now
         tracked_event = self.measured(missing)
         if now.rebooted or now.vm is not None:
@@ -296,7 +300,7 @@ class _Comparison(Struct, frozen=True):
         return elapsed(tracked_event.start, self.now.at)
 
     def _interruption(self, tracked_event: TrackedEvent) -> float | None:
-        """Return the seconds for which an event that is gone interrupted this VM."""
+        """Return for how many seconds an event that is gone interrupted this VM."""
         if tracked_event.start is not None:
             return tracked_event.interruption
         if self.now.rebooted:  # not seen Started before the boot: the delay is that of the boot
@@ -390,7 +394,7 @@ class _Comparison(Struct, frozen=True):
 
 
 def _ending_of_started(*, is_watched: bool, is_proven: bool) -> tuple[ChangeKind, Reason]:
-    """Return how a started event ended, which can only finish, and the reason."""
+    """Return the end of a started event, which can only finish, and the reason."""
     if is_watched:
         return TRANSITIONS[STARTED, ABSENT]
     if is_proven:
@@ -422,8 +426,9 @@ def _with_last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event
 
 
 def _in_both_versions(old: Event, event: Event) -> Event:
-    """Return the old event with the new values of the fields that only one of the two api-versions
-    has.
+    """Return the old event in the fields that both api-versions have.
+
+    The other fields get their new values, so that they make no difference.
     """
     new_values: dict[str, object] = {}
     for name in VERSIONED:
@@ -433,7 +438,5 @@ def _in_both_versions(old: Event, event: Event) -> Event:
 
 
 def _few_polls(now: Observation) -> float:
-    """Return the seconds without an answer in which no event starts and ends, or is canceled right
-    before NotBefore.
-    """
+    """Return the seconds that a few polls take: an event does not start and end within them."""
     return (MISSED_POLLS + 1) * now.interval + LATE_ANSWER

@@ -62,7 +62,7 @@ class Message(Struct, frozen=True):
             content=content,
             line=delivery.record,
             now=now,
-            thread=delivery.thread or None,  # "": the sink has no text for this event
+            thread=delivery.thread or None,  # "": the sink has returned no text for this event
             note=delivery.note,
         )
 
