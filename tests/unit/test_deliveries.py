@@ -291,7 +291,7 @@ def test_delivery_that_is_not_critical_has_no_fallback_time() -> None:
 
 def test_fallback_is_dropped_when_a_route_sends_it_the_change() -> None:
     routes = (
-        Route(sinks=("chat",), fallback=("mail", "pager"), severity="critical", go_on=True),
+        Route(sinks=("chat",), fallback=("mail", "pager"), severity="critical", continues=True),
         Route(sinks=("mail",)),
     )
     sinks = {"chat": Terms(), "mail": Terms(), "pager": Terms()}

@@ -121,14 +121,14 @@ def test_first_route_wins() -> None:
 
 
 def test_next_route_applies_when_first_continues() -> None:
-    first = Route(sinks=("oncall",), go_on=True)
+    first = Route(sinks=("oncall",), continues=True)
     second = Route(sinks=("hub", "oncall"))
 
     assert sinks([first, second], last_change({})) == ["oncall", "hub"]
 
 
 def test_sink_gets_a_change_once_by_the_first_route() -> None:
-    first = Route(sinks=("oncall",), go_on=True, severity="critical")
+    first = Route(sinks=("oncall",), continues=True, severity="critical")
     second = Route(sinks=("oncall",))
     routing = Routing((first, second), {"oncall": Terms(), "hub": Terms()})
 

@@ -160,7 +160,7 @@ def _notifies_no_one(route: Route, config: Config) -> bool:
 def _unreached(index: int, routes: Sequence[Route]) -> Iterator[Finding]:
     """Yield a warning if an earlier route takes every change that a route matches."""
     for earlier, route in enumerate(routes[:index]):
-        if not route.go_on and _covers(route.match, routes[index].match):
+        if not route.continues and _covers(route.match, routes[index].match):
             text = (
                 f"routes[{earlier}] takes all that this route matches: write `continue: true`"
                 " there, or change the order"

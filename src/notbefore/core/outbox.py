@@ -145,9 +145,9 @@ class Outbox:
     ) -> list[str]:
         """Add the deliveries of a change, and withdraw those that it makes needless.
 
-        ``wall``: Unix seconds of ``now``. ``last``: see ``delivery.last_message``. It also goes to
-        the sinks that opened something for the event. Return those that are no longer configured:
-        what they opened stays open.
+        ``wall``: Unix seconds of ``now``. ``last``: see ``delivery.last_message``; it also goes to
+        the sinks that opened something for the event. Return those of them that are no longer
+        configured: what they opened stays open.
         """
         key = change.event.key
         if change.kind in OUTCOMES:
@@ -362,7 +362,7 @@ class Outbox:
             if row is None:
                 break
 
-            if row.once and not row.begun:  # that it begins is written to the disk first
+            if row.once and not row.begun:  # the disk must know first that it begins
                 if self.rows.hold(row.lane, now):
                     room -= 1
                 self.rows.put(replace(row, begun=True))
@@ -429,7 +429,7 @@ class Outbox:
             self.rows.pause(row.sink, now + min(result.retry_after, LONGEST_ASKED), now)
 
     def _record_acceptance(self, row: Delivery, result: SendResult, now: float) -> None:
-        """Remove an accepted delivery, or repeat it while its event lasts."""
+        """Count an accepted delivery; remove it, or repeat it while its event lasts."""
         self._remember_thread(row, result)
         if row.state != "repeating":
             self.rows.count(row.sink, "delivered")
@@ -611,14 +611,16 @@ class Outbox:
         return len(self.rows.by_id) > self._bounds.rows or self.rows.size > self._bounds.size
 
     def _removal_order(self) -> list[Delivery]:
-        """Return first repetitions, then dead letters, then what the fullest sinks hold.
+        """Return all deliveries in the order in which a full outbox removes them.
 
-        Of a sink, the least severe and oldest come first. So a sink that is stuck fills the outbox
-        at its own cost, and not at that of the others.
+        Repetitions come first, then dead letters, then the deliveries of the fullest sinks. Of a
+        sink, the least severe and oldest come first. So a sink that is stuck fills the outbox at
+        its own cost, and not at that of the others.
         """
-        ranks: Counter[str] = Counter()  # within each sink; the highest is removed first
+        ranks: Counter[str] = Counter()  # by sink; the delivery with the highest is removed first
         ranked: list[tuple[bool, bool, int, Delivery]] = []
-        for row in sorted(self._at_hand(self.rows.by_id), key=_most_severe_and_newest_first):
+        rows = sorted(self._at_hand(self.rows.by_id), key=_most_severe_and_newest_first)
+        for row in rows:
             ranks[row.sink] += 1
             is_repetition = row.state == "repeating"
             is_dead = row.state == "dead"
@@ -654,12 +656,9 @@ class Outbox:
 
 def _can_be_refused(row: Delivery, now: float) -> bool:
     """Whether a delivery is dead once its receiver refuses it; otherwise it is tried again."""
-    # the message of a repetition was delivered before
-    if row.state == "repeating":
+    if row.state == "repeating":  # its message was delivered before
         return False
-
-    # what was withdrawn meanwhile, or is too late, expires
-    return row.expires > now
+    return row.expires > now  # a delivery that was withdrawn meanwhile, or is too late, expires
 
 
 def _after_failure(row: Delivery, result: SendResult, dice: float, now: float) -> Delivery:

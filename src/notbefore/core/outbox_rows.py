@@ -360,7 +360,7 @@ class OutboxRows:
         return turn.row
 
     def beginning(self, sink: str, now: float) -> int:
-        """Return how many deliveries to a sink begin once that is on disk."""
+        """Return how many deliveries to a sink begin as soon as the disk knows that they do."""
         count = 0
         for lane, deadline in self._waits.items():
             lane_sink, _ = lane
@@ -406,13 +406,17 @@ class OutboxRows:
 
 def _put_in_order(rows: dict[str, Delivery], row: Delivery) -> None:
     """Put a delivery after those with a smaller ``seq``."""
+    is_present = row.delivery_id in rows
     last = next(reversed(rows.values()), None)
-    is_in_place = row.delivery_id in rows or last is None or last.seq <= row.seq
     rows[row.delivery_id] = row
-    if not is_in_place:  # it was moved from another sink, or another part, with its ``seq``
-        in_order = sorted(rows.values(), key=_seq)
-        rows.clear()
-        rows.update((each.delivery_id, each) for each in in_order)
+    if is_present or last is None or last.seq <= row.seq:
+        return
+
+    # it was moved from another sink, or another part, with its ``seq``
+    in_order = sorted(rows.values(), key=_seq)
+    rows.clear()
+    for moved in in_order:
+        rows[moved.delivery_id] = moved
 
 
 def _seq(row: Delivery) -> int:

@@ -9,7 +9,7 @@ attributes as they are written. Attribute names are those of OpenTelemetry's sem
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -33,6 +33,7 @@ MAX_TAG_NAME: Final = 512  # characters; this and the next one are Azure's own l
 MAX_TAG: Final = 256  # characters of a value
 MAX_LISTED: Final = 100  # EventIds in a heartbeat
 Value = str | int | float | bool | tuple[str, ...]
+R = TypeVar("R", bound="BaseRecord")
 
 
 class Vm(Struct, frozen=True):
@@ -71,7 +72,7 @@ class FleetFacts(Struct, frozen=True):
 class BaseRecord(Struct, frozen=True, kw_only=True):
     """The attributes of every record: the time, a sentence, the VM that reports it.
 
-    ``name``: as it is written.
+    The ``name`` of a field is that of the attribute.
     """
 
     time: datetime
@@ -91,7 +92,7 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = field(default_factory=dict, name=TAG)  # each is an attribute of its own
 
     def flat(self) -> dict[str, Value]:
-        """The attributes as they are written: times as RFC 3339 in UTC, without unknown values."""
+        """Return the attributes as written: times as RFC 3339 in UTC, without unknown values."""
         values: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(datetime,))
         tags = values.pop(TAG)
 
@@ -106,7 +107,7 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
         return attributes
 
     def line(self) -> bytes:
-        """The attributes as one line of JSON, as it is stored."""
+        """Return the attributes as one line of JSON, as it is stored."""
         return json_line(self.flat())
 
     @classmethod
@@ -196,41 +197,16 @@ class Record(BaseRecord, StepProperties, frozen=True, kw_only=True, rename=_attr
         exercise: bool = False,
         fleet: FleetFacts | None = None,
     ) -> "Record":
-        """Return the record of a change that was seen on ``vm`` (``None``: it is not known which VM
-        this is).
+        """Return the record of a change that was seen on ``vm``; ``None``: the VM is not known.
 
-        ``body``: the change in a sentence.
-
-        ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in
-        common.
+        ``body``: the change in a sentence. ``fleet``: what many VMs say about it together; ``vm``
+        then has what these VMs have in common.
         """
         event = change.event
-        if vm is None:
-            vm = Vm()
-        previous_not_before = None
-        if change.previous is not None and change.not_before_changed:
-            previous_not_before = change.previous.not_before
-        interruption = change.interruption
-        if interruption is not None:
-            interruption = round(interruption, 3)
-        truncated = None
-        if event.resources_cut:
-            truncated = ("resources",)
-
         record: Record = cls(
             time=change.time,
             event_name=_attribute(change.kind),
             body=body,
-            location=vm.location or None,
-            zone=vm.zone or None,
-            subscription_id=vm.subscription_id or None,
-            resource_id=vm.resource_id or None,
-            resource_group=vm.resource_group or None,
-            scale_set=vm.scale_set or None,
-            vm_id=vm.vm_id or None,
-            vm_name=vm.name or None,
-            vm_size=vm.vm_size or None,
-            tags=_recorded_tags(vm),
             change_id=change.id,
             change=change.kind,
             reason=change.reason,
@@ -246,17 +222,18 @@ class Record(BaseRecord, StepProperties, frozen=True, kw_only=True, rename=_attr
             incarnation=change.incarnation,
             first_seen=change.first_seen,
             not_before=change.not_before,
-            previous_not_before=previous_not_before,
             previous_scope=change.previous_scope,
             exercise=exercise or None,
             expected_duration_seconds=event.duration,
-            notice_seconds=change.notice_seconds,
-            scheduled_seconds=change.scheduled_seconds,
-            started_seconds=change.started_seconds,
             over_since=change.over_since,
-            interruption_seconds=interruption,
-            truncated=truncated,
         )
+        record = _with_durations(record, change)
+        if change.previous is not None and change.not_before_changed:
+            record = replace(record, previous_not_before=change.previous.not_before)
+        if event.resources_cut:
+            record = replace(record, truncated=("resources",))
+        if vm is not None:
+            record = _with_vm(record, vm)
         if change.approval is not None:
             record = _with_approval(record, change.approval)
         if fleet is not None:
@@ -319,6 +296,37 @@ class Record(BaseRecord, StepProperties, frozen=True, kw_only=True, rename=_attr
         )
 
 
+def _with_vm(record: R, vm: Vm) -> R:
+    """Return a record with the identity of the VM that reports it."""
+    return replace(
+        record,
+        location=vm.location or None,
+        zone=vm.zone or None,
+        subscription_id=vm.subscription_id or None,
+        resource_id=vm.resource_id or None,
+        resource_group=vm.resource_group or None,
+        scale_set=vm.scale_set or None,
+        vm_id=vm.vm_id or None,
+        vm_name=vm.name or None,
+        vm_size=vm.vm_size or None,
+        tags=_recorded_tags(vm),
+    )
+
+
+def _with_durations(record: Record, change: Change) -> Record:
+    """Return a record with the durations that were measured for its change."""
+    interruption = change.interruption
+    if interruption is not None:
+        interruption = round(interruption, 3)
+    return replace(
+        record,
+        notice_seconds=change.notice_seconds,
+        scheduled_seconds=change.scheduled_seconds,
+        started_seconds=change.started_seconds,
+        interruption_seconds=interruption,
+    )
+
+
 def _with_approval(record: Record, approval: Approval) -> Record:
     return replace(
         record,
@@ -349,10 +357,10 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
     agent.
     """
 
-    pending: int = field(name="azure.scheduled_events.pending")
-    # their EventIds
+    pending: int = field(name="azure.scheduled_events.pending")  # how many events are listed
+    # the EventIds of these events
     listed: tuple[str, ...] = field(default=(), name="azure.scheduled_events.listed")
-    # until the next one
+    # seconds until the next heartbeat
     interval: float | None = field(default=None, name="notbefore.heartbeat.interval_seconds")
     service_version: str = field(name="service.version")
 
@@ -367,38 +375,29 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
         now: datetime,
         interval: float | None = None,
     ) -> Self:
-        """Return the heartbeat at ``now``; ``listed``: the EventIds of the scheduled events.
+        """Return the heartbeat at ``now``; ``None``: the VM is not known.
 
-        ``interval`` in seconds.
+        ``listed``: the EventIds of the listed events. ``interval`` in seconds.
         """
-        if vm is None:
-            vm = Vm()
-        return cls(
+        heartbeat = cls(
             time=now,
             event_name="notbefore.heartbeat",
             body=body,
-            location=vm.location or None,
-            zone=vm.zone or None,
-            subscription_id=vm.subscription_id or None,
-            resource_id=vm.resource_id or None,
-            resource_group=vm.resource_group or None,
-            scale_set=vm.scale_set or None,
-            vm_id=vm.vm_id or None,
-            vm_name=vm.name or None,
-            vm_size=vm.vm_size or None,
-            tags=_recorded_tags(vm),
             pending=len(listed),
             listed=listed[:MAX_LISTED],
             interval=interval,
             service_version=version,
         )
+        if vm is None:
+            return heartbeat
+        return _with_vm(heartbeat, vm)
 
 
 def _recorded_tags(vm: Vm) -> dict[str, str]:
     """Return the tags of a VM that its records contain."""
-    wanted = {name.casefold() for name in vm.record_tags}
+    recorded = {name.casefold() for name in vm.record_tags}
     tags = vm.tags.items()
-    return _bounded((name, value) for name, value in tags if name.casefold() in wanted)
+    return _bounded((name, value) for name, value in tags if name.casefold() in recorded)
 
 
 def resource_attributes(vm: Vm) -> dict[str, str]:
@@ -436,7 +435,7 @@ def is_of_resource(name: str) -> bool:
 
 
 def json_line(values: object) -> bytes:
-    r"""JSON in UTF-8 on one line.
+    r"""Return JSON in UTF-8 on one line.
 
     Characters that are not safe to show are escaped as ``\uXXXX``.
     """

@@ -102,7 +102,7 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     def is_here(self, vm: Vm | None) -> bool:
         """Whether no known value of this VM contradicts the matchers.
 
-        If one does, the route never matches on this VM.
+        If a value does, the route never matches on this VM.
 
         A value that IMDS has not given yet contradicts nothing: too many messages do less harm than
         too few. Azure compares names without regard to case, but not the values of tags.
@@ -110,7 +110,7 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
         if vm is None:
             return True
         is_identified = bool(vm.vm_id)  # by IMDS: then an empty value means that there is none
-        names = (
+        matchers = (  # the accepted names, and the name that this VM has
             (self.vm, vm.name),
             (self.scale_set, vm.scale_set),
             (self.resource_group, vm.resource_group),
@@ -118,20 +118,20 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
             (self.location, vm.location),
             (self.zone, vm.zone),
         )
-        for wanted, name in names:
+        for accepted, name in matchers:
             is_known = is_identified or name != ""
-            if wanted and is_known and _comparable(name) not in map(_comparable, wanted):
+            if accepted and is_known and _comparable(name) not in map(_comparable, accepted):
                 return False
         return not is_identified or self._has_tags(vm)
 
     def _has_tags(self, vm: Vm) -> bool:
         """Whether an identified VM has the tags."""
         values = {name.casefold(): value for name, value in vm.tags.items()}
-        for name, wanted in self.tags.items():
+        for name, accepted in self.tags.items():
             value = values.get(name.casefold())
             if value is None:
                 return False
-            if wanted and value not in wanted:
+            if accepted and value not in accepted:
                 return False
         return True
 
@@ -139,22 +139,24 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
 def _comparable(name: str) -> str:
     """Return a name in the form in which it is compared.
 
-    Some write a location with spaces (`West Europe`).
+    A location may be written with spaces (`West Europe`).
     """
     return name.casefold().replace(" ", "")
 
 
-def _matches(wanted: tuple[str, ...], word: str) -> bool:
-    """Whether a word is among the wanted ones, in any case; every word is if none is wanted."""
-    return not wanted or word.casefold() in (name.casefold() for name in wanted)
+def _matches(matcher: tuple[str, ...], word: str) -> bool:
+    """Whether a matcher has a word, in any case; an empty matcher matches every word."""
+    if not matcher:
+        return True
+    return word.casefold() in [name.casefold() for name in matcher]
 
 
-class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "continue"}):
+class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"continues": "continue"}):
     """The sinks of the changes that match, and how they are notified."""
 
     match: Match = Match()
     sinks: tuple[str, ...] = ()  # where the change goes; without any, no one is notified
-    go_on: bool = False  # also try the routes after this one
+    continues: bool = False  # also try the routes after this one
     # who notifies: only the affected VMs, or all VMs that see the event; default: `all` for event
     # hubs, else `affected`
     announce_by: AnnounceBy | None = None
@@ -207,7 +209,9 @@ class Terms(Struct, frozen=True):
         """Return which VMs notify this sink, by a route that leads to it."""
         if route.announce_by is not None:
             return route.announce_by
-        return "all" if self.every_event else "affected"
+        if self.every_event:
+            return "all"
+        return "affected"
 
 
 class Routing(Struct, frozen=True):
@@ -223,15 +227,13 @@ class Routing(Struct, frozen=True):
             return self.routes
         of_every_event = tuple(name for name, terms in self.sinks.items() if terms.every_event)
         return (
-            Route(sinks=of_every_event, go_on=True),
+            Route(sinks=of_every_event, continues=True),
             Route(Match(scope=("self",)), tuple(self.sinks)),
         )
 
 
 def severity_of(event_type: str, ahead: float | None, duration: int | None) -> Severity:
-    """Return the severity from values that are the same on every VM.
-
-    The Prometheus rules do the same.
+    """Return the severity from values that are the same on every VM, as the Prometheus rules do.
 
     ``ahead``: seconds to NotBefore; ``None`` if the event is started or has none. ``duration``: the
     interruption that Azure expects, in seconds; ``None`` if unknown.
@@ -241,10 +243,14 @@ def severity_of(event_type: str, ahead: float | None, duration: int | None) -> S
         return highest
     if highest == "critical":
         is_near = ahead is None or ahead <= NEAR
-        return "critical" if is_near else "warning"
+        if is_near:
+            return "critical"
+        return "warning"
 
     is_short = duration is not None and duration < LONG_FREEZE
-    return "info" if is_short else "warning"
+    if is_short:
+        return "info"
+    return "warning"
 
 
 def severity_at_once(change: Change) -> Severity:
@@ -276,7 +282,7 @@ def _matching_routes(change: Change, routing: Routing, vm: Vm | None) -> list[Ro
     for candidate in routing.routes_or_default:
         if candidate.match.accepts(change, vm):
             matching.append(candidate)
-            if not candidate.go_on:
+            if not candidate.continues:
                 break
     return matching
 
@@ -291,8 +297,8 @@ def _is_end_of_vanished_peer(change: Change) -> bool:
 def _closing_routes(change: Change, routing: Routing, vm: Vm) -> dict[str, Route]:
     """Return the sinks where a VM that is gone may have opened an incident.
 
-    They are those of the routes by which it sent its own events, as far as this VM knows its
-    properties. An end without an incident does nothing there, so a failure to send it needs no
+    They are the sinks of the routes by which it sent its own events, as far as this VM knows its
+    properties. An end without an incident has no effect there, so a failure to send it needs no
     fallback.
     """
     routes: dict[str, Route] = {}

@@ -22,7 +22,13 @@ def escaped(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() else _code_of(letter) for letter in text)
+    letters: list[str] = []
+    for letter in text:
+        if letter.isprintable():
+            letters.append(letter)
+        else:
+            letters.append(_code_of(letter))
+    return "".join(letters)
 
 
 def _code_of(letter: str) -> str:
@@ -36,7 +42,8 @@ def one_line(text: str) -> str:
     """Return the text as one line for people: without line ends, control characters, or marks that
     change direction.
     """
-    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    line = " ".join(text.split())
+    return "".join(letter for letter in line if letter.isprintable())
 
 
 def without_mentions(text: str) -> str:

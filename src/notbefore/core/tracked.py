@@ -104,13 +104,13 @@ class TrackedEvent(Struct, frozen=True):
     def change(
         self, identity: str, kind: ChangeKind, reason: Reason, at: Instant, incarnation: int
     ) -> Change:
-        """Return the change that led to this state. ``identity``: its id.
+        """Return the change that led to this state.
 
-        ``at``: when it was seen.
+        ``identity``: its id. ``at``: when it was seen.
         """
         ahead = None
         if self.event.event_status != STARTED and self.not_before is not None:
-            # not by the wall clock of this VM, which may be hours off
+            # ``Instant.time``, because the wall clock of this VM may be hours off
             ahead = (self.not_before - at.time).total_seconds()
         scheduled_seconds = None
         if self.beginning_seen and self.start_seen and self.start is not None:

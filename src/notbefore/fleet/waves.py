@@ -358,7 +358,7 @@ def matching_routes(vm: Vm, event: Event, routes: tuple[Route, ...]) -> str:
         if not match.is_here(routed_vm) or not match.holds(event):
             continue
         numbers.append(str(number))
-        if not (route.go_on or match.change):
+        if not (route.continues or match.change):
             break
     return " ".join(numbers)
 
