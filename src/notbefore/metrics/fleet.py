@@ -11,33 +11,40 @@ from notbefore.metrics.samples import MetricsSnapshot, by_name, samples
 from notbefore.metrics.totals import MAX_SERIES, OTHER, Histogram, Labels
 
 # subscription and resource_group are empty, unless the configuration asks for them
-_VMS: Final = ("region", "scale_set", "subscription", "resource_group")
-_PLACE: Final = ("event_type", "region", "scale_set", "zone", "subscription", "resource_group")
+_VM_LABELS: Final = ("region", "scale_set", "subscription", "resource_group")
+_EVENT_LABELS: Final = (
+    "event_type",
+    "region",
+    "scale_set",
+    "zone",
+    "subscription",
+    "resource_group",
+)
 
 EVENTS: Final = gauge(
     "notbefore_fleet_events_pending",
     "Events that are not over.",
-    labels=(*_PLACE, "event_status"),
+    labels=(*_EVENT_LABELS, "event_status"),
 )
 VMS: Final = gauge(
     "notbefore_fleet_vms_affected",
     "VMs affected by events that are not over.",
-    labels=_PLACE,
+    labels=_EVENT_LABELS,
 )
 HEARD: Final = gauge(
     "notbefore_fleet_vms_heard",
     "VMs that have sent a heartbeat.",
-    labels=_VMS,
+    labels=_VM_LABELS,
 )
 SILENT: Final = gauge(
     "notbefore_fleet_vms_silent",
     "VMs whose heartbeats have stopped, without an event that explains it.",
-    labels=_VMS,
+    labels=_VM_LABELS,
 )
 MISSING_VMS: Final = gauge(
     "notbefore_fleet_vms_missing",
     "VMs of the inventory that were never heard from, or not for a day.",
-    labels=_VMS,
+    labels=_VM_LABELS,
 )
 RECORDS: Final = counter(
     "notbefore_fleet_records",
@@ -156,7 +163,9 @@ def fleet_samples(
     yield Family(AZURE_DELAY, {(): azure_delays}, process.figures.since)
     changes = by_name(CHANGES, process.totals.changes)
     for metric, values in {**counts, CHANGES: changes}.items():
-        since = None if metric.kind == "gauge" else process.figures.since
+        since = process.figures.since
+        if metric.kind == "gauge":
+            since = None
         yield Family(metric, bounded(values), since)
 
     for family in samples(process):
@@ -170,7 +179,8 @@ def bounded(values: Mapping[Labels, float]) -> dict[Labels, float]:
         return dict(values)
 
     largest = sorted(values, key=values.__getitem__, reverse=True)[: MAX_SERIES - 1]
-    kept = {labels: values[labels] for labels in largest}
-    others = (OTHER,) * len(largest[0])
-    kept[others] = sum(values.values()) - sum(kept.values())
-    return kept
+    series = {labels: values[labels] for labels in largest}
+    sum_of_others = sum(values.values()) - sum(series.values())
+    labels_of_others = (OTHER,) * len(largest[0])
+    series[labels_of_others] = sum_of_others
+    return series

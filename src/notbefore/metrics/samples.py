@@ -225,8 +225,8 @@ def by_name(metric: Metric, stored: Mapping[Named, Value]) -> dict[Labels, Value
 
 
 def _deliveries(outbox: OutboxView, configured: tuple[str, ...]) -> Iterator[Family]:
-    counted = {sink for sink, _ in (*outbox.rows, *outbox.counts)}
-    removed = sorted(counted.difference(configured))
+    sinks_of_outbox = {sink for sink, _ in (*outbox.rows, *outbox.counts)}
+    removed = sorted(sinks_of_outbox.difference(configured))
     sinks = (*configured, *removed)
 
     results = _counts_by_two(outbox.counts, always=product(sinks, _RESULTS))
@@ -261,7 +261,9 @@ def _process(view: MetricsSnapshot) -> Iterator[Family]:
     config = figures.config
 
     yield Family(families.COURIER_RUNNING, {(): courier.running})
-    watched_starts = ("crashed", "hung") if view.sinks else ()
+    watched_starts: tuple[str, ...] = ()
+    if view.sinks:
+        watched_starts = ("crashed", "hung")
     yield Family(families.COURIER_STARTS, _counts(courier.starts, always=watched_starts))
 
     yield Family(families.TEMPLATE_FAILURES, _counts(courier.template_failures))

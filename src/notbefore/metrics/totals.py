@@ -82,7 +82,8 @@ class Totals(Struct, frozen=True):
     interruption: dict[Named, Histogram] = {}
     approvals: dict[Named, int] = {}  # by rule and result
     ends: dict[Named, float] = {}  # the newest, by event_id and outcome -> Unix time
-    created: dict[Named, float] = {}  # key of changes or approvals -> Unix time of the first count
+    # labels of a count of changes or approvals -> Unix time of the first one
+    created: dict[Named, float] = {}
 
     def plus(self, change: Change) -> "Totals":
         """Return the totals with one more change, and the durations that it completes."""
@@ -91,7 +92,7 @@ class Totals(Struct, frozen=True):
 
         totals = self
         if change.scope != "peer":
-            totals = totals._plus_step(change)
+            totals = self._plus_step(change)
         if change.outcome is not None:
             totals = replace(totals, ends=_with_end(totals.ends, change, change.outcome))
         return _with_durations(totals, change)
@@ -152,15 +153,17 @@ def _with_durations(totals: Totals, change: Change) -> Totals:
 def _with_creation(
     created: dict[Named, float], labels: Named, time: datetime
 ) -> dict[Named, float]:
-    """Return the times of the first counts; ``time``: that of this one, if it is the first."""
-    return {labels: time.timestamp(), **created}
+    """Return the times of the first counts, with the ``time`` of this one if it is the first."""
+    if labels in created:
+        return created
+    return {**created, labels: time.timestamp()}
 
 
 def _with_end(ends: dict[Named, float], change: Change, outcome: str) -> dict[Named, float]:
     """Return the newest ``MAX_ENDS`` ends, the last of them that of this change."""
     labels = named(event_id=change.event.event_id, outcome=outcome)
     others = [(key, time) for key, time in ends.items() if key != labels]
-    newest = dict(others[1 - MAX_ENDS :])
+    newest = dict(others[-(MAX_ENDS - 1) :])
     newest[labels] = change.time.timestamp()
     return newest
 

@@ -25,9 +25,9 @@ class TypePhrases(NamedTuple):
 
     verb: str  # what Azure will do to the VM
     effect: str  # what happens to the VM, and the consequences; ``{pause}``: how long it takes
-    ahead: str  # what to do before it starts; then after it, and while it lasts
-    over: str
-    started: str = ""  # an advice never starts
+    ahead: str  # what to do before it starts
+    over: str  # what to do after it
+    started: str = ""  # what to do while it lasts; an advice never starts
     finished: str = "The event is over. Nothing more will happen."  # what its end means
 
 
@@ -135,8 +135,10 @@ def phrases_of(event_type: str, duration: int | None = None) -> TypePhrases:
     """Return the phrases about events of a type; ``duration``: the seconds of interruption that
     Azure expects, if known.
     """
+    if event_type == FREEZE and duration == 0:
+        return NO_PAUSE
     if event_type == FREEZE and duration is not None and duration < LONG_FREEZE:
-        return NO_PAUSE if duration == 0 else SHORT_FREEZE
+        return SHORT_FREEZE
     return TYPES.get(event_type, UNKNOWN_TYPE)
 
 
@@ -205,7 +207,7 @@ REASONS: Final[dict[str, str]] = {
         "it was Started, and is no longer listed; when it ended was not seen"
     ),
     "start_may_be_missed": "no longer listed, and NotBefore passed while IMDS gave no answer",
-    "withdrawn": ("the recommendation was withdrawn; whether Azure evicts is announced as Preempt"),
+    "withdrawn": "the recommendation was withdrawn; whether Azure evicts is announced as Preempt",
     "gone_from_other_status": "no longer listed, after a status that is not known",
     "not_watched": (
         "no longer listed after a time in which the agent was down, or IMDS gave no answer"

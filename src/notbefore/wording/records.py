@@ -31,7 +31,7 @@ def heartbeat_of(
     now: datetime,
     interval: float | None = None,
 ) -> Heartbeat:
-    """Return the heartbeat at ``now``; ``listed``: the EventIds of the scheduled events.
+    """Return the heartbeat at ``now``; ``listed``: the EventIds of the listed events.
 
     ``interval`` in seconds.
     """

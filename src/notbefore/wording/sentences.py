@@ -31,9 +31,9 @@ def sentence(change: Change, vm: Vm | None = None, fleet: FleetFacts | None = No
     """
     if change.event.event_type == SILENT and fleet is not None:
         return _silence(change, vm or Vm(), fleet)
-    affected = _affected(change, vm, fleet)
     if change.no_longer_affected:
         return _no_longer_affected(change)
+    affected = _affected(change, vm, fleet)
     return f"{change.event.event_type} of {affected} {_step(change, fleet)}"
 
 
@@ -50,14 +50,19 @@ def _affected(change: Change, vm: Vm | None, fleet: FleetFacts | None) -> str:
 
 def _silence(change: Change, vm: Vm, fleet: FleetFacts) -> str:
     """Return the sentence about VMs of a fleet that send no heartbeats, or send them again."""
-    silent_vms = _silent_vms(vm, fleet)
-    verb = "is" if fleet.fleet_vms == 1 else "are"
+    subject = f"{_silent_vms(vm, fleet)} are"
+    if fleet.fleet_vms == 1:
+        subject = f"{_silent_vms(vm, fleet)} is"
+
+    is_over = change.kind == "finished"
     is_missing = change.event.description == MISSING
-    if change.kind == "finished":
-        state = "no longer missing" if is_missing else "heard from again, or no longer expected"
-    else:
-        state = "missing" if is_missing else "silent"
-    return f"{silent_vms} {verb} {state}"
+    if is_over and is_missing:
+        return f"{subject} no longer missing"
+    if is_over:
+        return f"{subject} heard from again, or no longer expected"
+    if is_missing:
+        return f"{subject} missing"
+    return f"{subject} silent"
 
 
 def _silent_vms(vm: Vm, fleet: FleetFacts) -> str:
@@ -91,8 +96,10 @@ def _step(change: Change, fleet: FleetFacts | None) -> str:
         return _updated(change, fleet)
     if change.approval is not None:
         return _decided(change, change.approval)
+    if change.kind == "started" and change.without_notice:
+        return "started without notice"
     if change.kind == "started":
-        return "started without notice" if change.without_notice else "started"
+        return "started"
     return _OUTCOMES[change.outcome or "unknown"]
 
 
@@ -146,10 +153,9 @@ def progress(facts: FleetFacts | Record) -> str:
 
 def vms_in_words(count: int, place: Vm | Record) -> str:
     """Return the number of VMs, and where they are: ``48 VMs of the scale set web``."""
-    vms = "VMs that Azure does not name"
-    if count:
-        vms = counted(count, "VM")
-    return in_place(vms, place)
+    if count == 0:
+        return in_place("VMs that Azure does not name", place)
+    return in_place(counted(count, "VM"), place)
 
 
 def in_place(vms: str, place: Vm | Record) -> str:
@@ -182,10 +188,9 @@ def approval_result(record: Record) -> str:
         return ""
 
     result = REASONS.get(record.reason, record.reason.replace("_", " "))
+    decider = f"rule {record.approval_rule}"
     if record.approval_rule == OPERATOR:
-        decided = "by hand"
-    else:
-        decided = f"rule {record.approval_rule}"
+        decider = "by hand"
     if record.approval_by not in (None, BY_RULE):
-        decided += f", {record.approval_by}"
-    return f"{result} ({decided})"
+        decider = f"{decider}, {record.approval_by}"
+    return f"{result} ({decider})"

@@ -332,7 +332,12 @@ def _silence(message: Message) -> _Sentences:
 
 def subject(record: Record) -> str:
     """Return the affected VMs in the same words on every VM: ``web_0``, ``web_0 and 4 more``."""
-    return several_vms(record) or some_of(record.names, 1) or "an unknown VM"
+    several = several_vms(record)
+    if several:
+        return several
+    if not record.names:
+        return "an unknown VM"
+    return some_of(record.names, 1)
 
 
 def topic(record: Record) -> str:
@@ -533,7 +538,7 @@ def _moved_from(record: Record) -> datetime | None:
 
 
 def _is_interruption_of_interest(message: Message) -> bool:
-    """Return whether the event interrupts a VM that continues to run afterwards."""
+    """Whether the event interrupts a VM that continues to run afterwards."""
     record = message.record
     if message.kind == "canceled" or record.no_longer_affected:
         return False

@@ -18,18 +18,21 @@ def zone_named(name: str | None) -> tzinfo | None:
 
 
 def clock(time: datetime, zone: tzinfo | None = None) -> str:
-    """``2026-03-01 12:15:00 UTC``, or with a zone ``2026-03-01 13:15:00 CET (12:15:00 UTC)``."""
-    in_utc = time.astimezone(UTC)
-    shown_utc = f"{in_utc:%Y-%m-%d %H:%M:%S} UTC"
+    """Return a time as text, in UTC and also in a zone.
+
+    ``2026-03-01 12:15:00 UTC``, or ``2026-03-01 13:15:00 CET (12:15:00 UTC)``.
+    """
+    utc = time.astimezone(UTC)
+    date_and_time = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
     if zone is None:
-        return shown_utc
+        return date_and_time
     try:
         local = time.astimezone(zone)
     except OverflowError:  # beyond the years 1 and 9999
-        return shown_utc
+        return date_and_time
 
     if local.tzname() == "UTC":
-        return shown_utc
-    if local.date() == in_utc.date():
-        shown_utc = f"{in_utc:%H:%M:%S} UTC"
-    return f"{local:%Y-%m-%d %H:%M:%S %Z} ({shown_utc})"
+        return date_and_time
+    if local.date() == utc.date():
+        return f"{local:%Y-%m-%d %H:%M:%S %Z} ({utc:%H:%M:%S} UTC)"
+    return f"{local:%Y-%m-%d %H:%M:%S %Z} ({date_and_time})"
