@@ -17,8 +17,6 @@ MODULES: Final = {  # extra of the package -> the module that it installs
     "web": "bcrypt",
     "windows": "win32evtlog",
 }
-
-
 SINKS: Final = "notbefore.sinks"  # the group of entry points
 
 

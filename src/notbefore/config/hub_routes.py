@@ -19,7 +19,7 @@ _TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)  # of the examples; routes do no
 
 
 def without_peers(routing: Routing) -> Iterator[tuple[int, str]]:
-    """Yield the index of each such route, and the name of the hub."""
+    """Yield the index of each route that gives a hub no events of other VMs, and the hub's name."""
     for index, route in enumerate(routing.routes):
         for sink in route.sinks:
             if routing.sinks[sink].every_event and _leaves_out_peers(route, sink, routing):
@@ -87,4 +87,6 @@ def _change_for(match: Match, event_type: str, scope: Scope) -> Change:
 
 
 def _first(words: tuple[str, ...], default: str = "") -> str:
-    return words[0] if words else default
+    if not words:
+        return default
+    return words[0]

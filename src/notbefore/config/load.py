@@ -70,10 +70,11 @@ def examine(
         directory = path.absolute().parent
 
     values, places = _merged(path, environment, overrides)
-    reader = Reader(places, directory)
     if sending:
         checks = _SinkChecks(environment)
         reader = Reader(places, directory, environment, checks.mistakes)
+    else:  # without the environment it reads no secrets
+        reader = Reader(places, directory)
     config: Config = reader.read(values, Config)
     reader.mistakes.extend(_unknown_sinks(values, places))
     return Examination(config, places, reader.mistakes)
@@ -144,7 +145,9 @@ def _unknown_sinks(values: Mapping[str, Any], places: Places) -> Iterator[Mistak
     The values were not converted: a route and a sink may have other mistakes too.
     """
     sinks = values.get("sinks")
-    names_of_sinks = list(sinks) if isinstance(sinks, dict) else []
+    names_of_sinks: list[str] = []
+    if isinstance(sinks, dict):
+        names_of_sinks = list(sinks)
     for path, name in _names_in_routes(values.get("routes")):
         if name not in names_of_sinks:
             hint = ": write it under `sinks`"
@@ -155,7 +158,7 @@ def _unknown_sinks(values: Mapping[str, Any], places: Places) -> Iterator[Mistak
 
 
 def _names_in_routes(routes: object) -> Iterator[tuple[str, str]]:
-    """Yield the path of its key, and each name of a sink."""
+    """Yield each name of a sink in the routes, after the path of its key."""
     if not isinstance(routes, list):
         return
     for index, route in enumerate(routes):
@@ -194,17 +197,21 @@ def _merged(
 
 def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, origin: str) -> None:
     """Set a value, in sections that are made if they do not exist."""
+    *names_of_sections, last_key = keys
     section = values
     path: list[str] = []
-    for key in keys[:-1]:
-        path.append(_as_spelled(key, section))
-        section = section.setdefault(path[-1], {})
+    for key in names_of_sections:
+        name = _as_spelled(key, section)
+        path.append(name)
+        section = section.setdefault(name, {})
         if not isinstance(section, dict):
             raise ConfigError(f"{origin}: {shown(key)} is not a section")
 
-    path.append(_as_spelled(keys[-1], section))
-    section[path[-1]] = Variable(text)
-    places[".".join(map(meant, path))] = ConfigPlace(origin)
+    name = _as_spelled(last_key, section)
+    path.append(name)
+    section[name] = Variable(text)
+    dotted_path = ".".join(meant(part) for part in path)
+    places[dotted_path] = ConfigPlace(origin)
 
 
 def _as_spelled(key: str, section: Mapping[str, Any]) -> str:

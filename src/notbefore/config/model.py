@@ -66,8 +66,6 @@ _LISTEN: Final = re.compile(  # the labels of a host name have at most 63 charac
     r"(?:(?P<host>(?:[A-Za-z0-9_-]{1,63}(?:\.|(?=:)))*)|\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]):(?P<port>\d{1,5})",
     re.ASCII,
 )
-
-
 LogLevel = Literal["debug", "info", "warn", "warning", "error"]
 
 
@@ -182,7 +180,8 @@ def host_and_port(listen: str) -> tuple[str, int]:
         raise ValueError(
             f"expected HOST:PORT such as 127.0.0.1:10169 or [::1]:10169, got {listen!r}"
         )
-    return match["v6"] or match["host"] or "", int(match["port"])
+    host: str = match["v6"] or match["host"] or ""  # empty: every address
+    return host, int(match["port"])
 
 
 def local_url(host: str, port: int, *, tls: bool) -> str:
@@ -193,8 +192,9 @@ def local_url(host: str, port: int, *, tls: bool) -> str:
         host = "::1"
     if ":" in host:
         host = f"[{host}]"
-    scheme = "https" if tls else "http"
-    return f"{scheme}://{host}:{port}"
+    if tls:
+        return f"https://{host}:{port}"
+    return f"http://{host}:{port}"
 
 
 def _are_tag_names(names: Sequence[str]) -> bool:
@@ -230,7 +230,7 @@ SinkName = Annotated[
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+    """The base of the sections that have only their own rules."""
 
 
 class Imds(_Section, frozen=True):

@@ -29,7 +29,7 @@ Section = TypeVar("Section")
 StructCheck = Callable[[str, Struct], Iterable[str]]
 WRONG: Final[Any] = object()  # replaces a value with a mistake
 LONGEST_SHOWN: Final = 40  # characters of a wrong text; a longer one may be a secret
-NOTHING: Final = "the value is empty: write one, or leave the line out for the default"
+EMPTY_VALUE: Final = "the value is empty: write one, or leave the line out for the default"
 SECTION: Final = "keys with values below it, `key: value`"
 LIST: Final = "a list, [ONE, TWO] or lines that begin with `- `"
 WORDS: Final = {str: "text", int: "a whole number", bool: "true or false"}
@@ -158,7 +158,7 @@ class Reader(Struct, frozen=True):
 
     def _list(self, value: Any, expected: ValueType, path: str) -> Any:
         """Convert a list. A single text needs no brackets."""
-        item_type = get_args(expected.base)[0]
+        item_type, *_ = get_args(expected.base)
         items = value
         if isinstance(value, Variable):
             items = [part.strip() for part in value.split(",")]
@@ -172,7 +172,9 @@ class Reader(Struct, frozen=True):
         converted: list[Any] = []
         for index, item in enumerate(items):
             converted.append(self.read(item, item_type, f"{path}[{index}]"))
-        return WRONG if WRONG in converted else tuple(converted)
+        if WRONG in converted:
+            return WRONG
+        return tuple(converted)
 
     # ---- sections
 
@@ -273,7 +275,9 @@ def value_type(annotation: Any) -> ValueType:
     alternatives = [annotation]
     if get_origin(annotation) in (Union, UnionType):
         alternatives = [part for part in get_args(annotation) if part is not NoneType]
-    base = alternatives[0] if len(alternatives) == 1 else annotation
+    base = annotation
+    if len(alternatives) == 1:
+        base = alternatives[0]
     notes: list[Any] = []
     if get_origin(base) is Annotated:
         base, *notes = get_args(base)
@@ -315,7 +319,9 @@ def _scalar(value: Any, expected: ValueType) -> Any:
 def _below(path: str, key: object) -> str:
     """Return the path of a key below a path."""
     name = meant(str(key))
-    return f"{path}.{name}" if path else name
+    if not path:
+        return name
+    return f"{path}.{name}"
 
 
 def _unknown_key(key: str, struct: type[Struct], path: str) -> str:
@@ -343,19 +349,24 @@ def _unlike(value: Any, expected: str) -> ValueError:
     A long text may be a secret, so it is not shown.
     """
     if value is None:
-        return ValueError(NOTHING)
-    got = "keys with values"
+        return ValueError(EMPTY_VALUE)
     if isinstance(value, list):
-        got = "a list"
-    elif isinstance(value, str):
-        got = "text"
-        if expected in WORDS.values():
-            if len(value) <= LONGEST_SHOWN:
-                got = repr(str(value))
-        elif NUMBER.fullmatch(value):
-            got = "a number"
-        elif value in ("true", "false"):
-            got = "true or false"
-    if expected == SECTION and isinstance(value, str) and missing_blank(value):
+        return ValueError(f"expected {expected}, got a list")
+    if not isinstance(value, str):
+        return ValueError(f"expected {expected}, got keys with values")
+    if expected == SECTION and missing_blank(value):
         return ValueError(missing_blank(value))
-    return ValueError(f"expected {expected}, got {got}")
+    return ValueError(f"expected {expected}, got {_form_of_text(value, expected)}")
+
+
+def _form_of_text(text: str, expected: str) -> str:
+    """Return what a text is, for the error that another form was expected."""
+    if expected in WORDS.values():
+        if len(text) <= LONGEST_SHOWN:
+            return repr(str(text))
+        return "text"
+    if NUMBER.fullmatch(text):
+        return "a number"
+    if text in ("true", "false"):
+        return "true or false"
+    return "text"

@@ -22,9 +22,9 @@ from notbefore.core.text import without_mentions
 from notbefore.wording.texts import LINK_TITLES
 
 MAX_SOURCE: Final = 16_000  # characters of a template
-MAX_TEXT: Final = 64_000  # characters of what it makes
+MAX_TEXT: Final = 64_000  # characters of its result
 MAX_SECONDS: Final = 1.0
-NAMES: Final = ("title", "body", "severity", "links", "record")  # that a template sees
+NAMES: Final = ("title", "body", "severity", "links", "record")  # the variables of a template
 GLOBALS: Final = ("range", "namespace", "joiner", "cycler")  # functions of Jinja2
 ATTRIBUTES: Final = frozenset(field.encode_name for field in msgspec.structs.fields(Record)) - {TAG}
 
@@ -77,7 +77,9 @@ def _visible(_context: Context, value: object) -> object:
 
     The unused context keeps Jinja2 from computing output at compile time, when no bound holds.
     """
-    return "" if value is None else value
+    if value is None:
+        return ""
+    return value
 
 
 def _json_form(value: object) -> None:

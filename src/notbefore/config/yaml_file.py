@@ -19,7 +19,7 @@ MAX_FILE: Final = 256 * 1024  # bytes; a configuration with a hundred sinks has 
 MAX_DEPTH: Final = 32  # levels of lists and mappings; our deepest key is at level 8
 MAX_EVENTS: Final = 20_000  # of the parser: one for each value, two for a list or a mapping
 LONGEST_KEY: Final = 200  # characters
-NOTHING: Final = ("", "~", "null", "Null", "NULL")  # YAML's words for no value
+NO_VALUE: Final = ("", "~", "null", "Null", "NULL")  # YAML's words for no value
 STARTS: Final = (
     yaml.StreamStartEvent,
     yaml.DocumentStartEvent,
@@ -52,7 +52,7 @@ class Places(dict[str, ConfigPlace]):
         while candidate and candidate not in self:
             end_of_section = max(candidate.rfind("."), candidate.rfind("["), 0)
             candidate = candidate[:end_of_section]
-        return self.get(candidate) or self.get("") or ConfigPlace("the configuration")
+        return self.get(candidate, ConfigPlace("the configuration"))
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:
@@ -89,12 +89,11 @@ def _content_of(path: Path) -> bytes:
 
 def _no_sections(values: object, path: Path) -> Mistake:
     """Return the mistake of a file that is a list or a text."""
-    got = "text: write `key: value`"
+    advice = "text: write `key: value`"
     if isinstance(values, list):
-        got = "a list: leave out the `- ` before them"
-    return Mistake(
-        ConfigPlace(str(path), 1, 1), "", f"expected sections such as `imds:`, got {got}"
-    )
+        advice = "a list: leave out the `- ` before them"
+    start = ConfigPlace(str(path), 1, 1)
+    return Mistake(start, "", f"expected sections such as `imds:`, got {advice}")
 
 
 class _Document:
@@ -137,7 +136,7 @@ class _Document:
         if "\0" in text:
             self.mistakes.append(Mistake(self._place(node), path, "it holds a NUL byte"))
         is_quoted = bool(node.style)
-        if text in NOTHING and not is_quoted:
+        if text in NO_VALUE and not is_quoted:
             return None
         return text
 
