@@ -51,7 +51,7 @@ class AnswerReader:
         self.keeps_connection = False
 
     def feed(self, data: bytes) -> None:
-        """Read the next bytes; none: the connection was closed.
+        """Read the next bytes. No bytes: the connection was closed.
 
         Raises ``ImdsError`` if they cannot belong to an answer, and ``ConnectionResetError`` if the
         connection was closed before an answer began.
@@ -68,7 +68,9 @@ class AnswerReader:
             self.keeps_connection = False  # the bytes after the answer are not another answer
             if self.is_complete:
                 return
-            reason: ImdsReason = "incomplete" if self._status else "protocol"
+            reason: ImdsReason = "protocol"
+            if self._status:
+                reason = "incomplete"
             raise ImdsError(reason, str(error)) from None
 
     def answer(self) -> ImdsAnswer:

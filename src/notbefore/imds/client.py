@@ -87,8 +87,7 @@ class ImdsClient:
             raise
         except (OSError, ValueError) as error:
             self.close()
-            words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ImdsError(_reason(error), words) from error
+            raise ImdsError(_reason(error), _words(error)) from error
 
     def _exchange_or_repeat(
         self,
@@ -144,9 +143,9 @@ def check_endpoint(endpoint: str) -> None:
         _ = url.port  # raises ValueError if it is not valid
     except ValueError as error:
         raise ConfigError(f"imds.endpoint: {error}") from None
-    has_extras = url.query or url.fragment or url.username
-    is_plain = _VISIBLE.fullmatch(endpoint) and not has_extras
-    if url.scheme != "http" or not url.hostname or not is_plain:
+    has_more = bool(url.query or url.fragment or url.username)
+    is_visible = _VISIBLE.fullmatch(endpoint) is not None
+    if url.scheme != "http" or not url.hostname or has_more or not is_visible:
         raise ConfigError("imds.endpoint: expected http://ADDRESS[:PORT]")
 
 
@@ -156,6 +155,12 @@ def _remaining(deadline: float) -> float:
     if remaining <= 0:
         raise TimeoutError
     return remaining
+
+
+def _words(error: Exception) -> str:
+    """Return what went wrong; the name of the error if it has no text."""
+    words = getattr(error, "strerror", None) or str(error)
+    return words or type(error).__name__
 
 
 def _reason(error: Exception) -> ImdsReason:

@@ -74,7 +74,9 @@ if sys.platform == "win32":
                 value, _type = winreg.QueryValueEx(key, REGISTRY_VALUE)
         except OSError:  # there is no such key or value
             return ""
-        return value.strip() if isinstance(value, str) else ""
+        if not isinstance(value, str):
+            return ""
+        return value.strip()
 
 else:
 
@@ -136,9 +138,9 @@ def _address(value: str) -> ipaddress.IPv4Address | None:
 
 
 def _may_be_imds(address: ipaddress.IPv4Address) -> bool:
-    return not (
-        address.is_unspecified or address.is_multicast or address.is_loopback or address.is_reserved
-    )
+    if address.is_unspecified or address.is_loopback:
+        return False
+    return not (address.is_multicast or address.is_reserved)
 
 
 def _tail(path: Path) -> bytes:

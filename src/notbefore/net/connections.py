@@ -19,22 +19,23 @@ from notbefore.net.addresses import check_address, check_host
 
 
 class Deadline:
-    """Limits each exchange to ``seconds``: after these, a thread shuts the connection down.
+    """Limits each exchange to ``seconds``: then a thread shuts the connection down.
 
     The timeout of a socket is only for the next bytes. With that alone, an answer that drips would
     never end.
 
-    One thread serves many exchanges. It waits for the end of the exchange that started it. If a
-    later one is in progress by then, it waits for the end of that one. Otherwise the thread ends,
-    and the next exchange starts another.
+    One thread serves many exchanges. It waits until the time of the exchange that started it is
+    up. If a later exchange is in progress by then, it waits for that one. Otherwise the thread
+    ends, and the next exchange starts another.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.passed = False
+        self.passed = False  # in the last exchange
         self._closed = threading.Condition()  # its lock is that of all values here
         self._has_thread = False
-        self._end: float | None = None  # of the exchange in progress, in monotonic seconds
+        # the deadline of the exchange in progress, in monotonic seconds
+        self._end: float | None = None
         self._connection: GuardedConnection | None = None  # of the exchange in progress
 
     @contextmanager
@@ -54,7 +55,7 @@ class Deadline:
                 self._connection = None
 
     def watch(self, connection: "GuardedConnection") -> None:
-        """Shut this connection down at the end: it is the one of the exchange in progress."""
+        """Shut this connection down at the deadline: it is that of the exchange in progress."""
         self._connection = connection
 
     def check(self) -> None:
@@ -70,14 +71,14 @@ class Deadline:
     def _run(self) -> None:
         with self._closed:
             while self._end is not None and not self.passed:
-                left = self._end - time.monotonic()
-                if left > 0:
-                    self._closed.wait(left)
+                remaining = self._end - time.monotonic()
+                if remaining > 0:
+                    self._closed.wait(remaining)
                 else:
-                    self._pass()
+                    self._shut_down()
             self._has_thread = False
 
-    def _pass(self) -> None:
+    def _shut_down(self) -> None:
         self.passed = True
         if self._connection is not None:
             self._connection.shut_down()

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import requests
 import urllib3
 
-# what ``requests`` and the libraries below it raise while a request is sent or an answer is read
+# the errors of ``requests`` and of the libraries below it, while it sends or reads
 REQUEST_ERRORS: Final = (
     requests.RequestException,
     urllib3.exceptions.HTTPError,
@@ -50,12 +50,12 @@ def forget_frames(error: BaseException) -> None:
 def _related(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, those that it was raised from, and those that it contains; each once."""
     waiting = [error]
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     while waiting:
         current = waiting.pop()
-        if id(current) in seen:
+        if id(current) in visited_ids:
             continue
-        seen.add(id(current))
+        visited_ids.add(id(current))
         for other in (current.__cause__, current.__context__, *_contained(current)):
             if isinstance(other, BaseException):
                 waiting.append(other)

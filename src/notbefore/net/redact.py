@@ -113,13 +113,15 @@ def known_secrets(settings: Struct) -> list[str]:
     One that cannot be read now cannot leak either.
     """
     texts: list[str] = []
-    user = getattr(settings, "username", None) or getattr(settings, "user", None) or ""
+    user = getattr(settings, "username", None)  # of HTTP
+    if user is None:
+        user = getattr(settings, "user", None)  # of SMTP
     for name, secret in secrets_in(settings).items():
         with suppress(ConfigError):
             text = secret.reveal()
             texts.append(text)
             if name == "password":
-                texts += _authorizations(user, text)
+                texts += _authorizations(user or "", text)
     return texts
 
 

@@ -44,7 +44,9 @@ class DeliveryFaults(Struct, frozen=True):
             raise ValueError(f"KIND is {', '.join(DELIVERY_FAULTS)}")
         if value is None:
             value = DELIVERY_FAULTS[kind]
-        most = MAX_REPEATS if kind == "repeat" else MAX_LATE
+        most = MAX_LATE
+        if kind == "repeat":
+            most = MAX_REPEATS
         if not 0 <= value <= most:
             raise ValueError(f"VALUE is 0 to {most:g}")
         return replace(self, **{kind: value})

@@ -220,18 +220,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _approve(self, body: bytes, version: str) -> None:
         try:
-            wanted = msgspec.json.decode(body, type=_StartRequests)
+            requests = msgspec.json.decode(body, type=_StartRequests)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _RefusedError(f"malformed body: {error}") from None
-        if version == PREVIEW and wanted.DocumentIncarnation is None:
+        if version == PREVIEW and requests.DocumentIncarnation is None:
             raise _RefusedError("DocumentIncarnation: expected a number")
-        event_ids = [request.EventId for request in wanted.StartRequests]
+        event_ids = [request.EventId for request in requests.StartRequests]
         fault = self.server.state.take_fault(start_request=True)
         if fault is not None and fault.status is not None:
             raise _RefusedError(fault.kind, fault.status)
         if not self.server.state.approve(event_ids):
             raise _RefusedError("no such event")
-        self.server.state.start_incarnations.append(wanted.DocumentIncarnation)
+        self.server.state.start_incarnations.append(requests.DocumentIncarnation)
         if fault is not None:
             self._freeze(fault)
         else:

@@ -212,10 +212,13 @@ class DiskThread:
         with self._memory_lock:
             pause = max(0.0, self._next_look - time.monotonic())
             self._memory_lock.wait_for(self._has_news, pause)
-            return not self._is_closing or bool(self._jobs) or self._is_behind()
+            return self._has_work() or not self._is_closing
 
     def _has_news(self) -> bool:
-        return bool(self._jobs) or self._is_closing or self._is_behind()
+        return self._has_work() or self._is_closing
+
+    def _has_work(self) -> bool:
+        return len(self._jobs) > 0 or self._is_behind()
 
     def _is_behind(self) -> bool:
         """Whether a step can be written now."""
@@ -239,7 +242,7 @@ class DiskThread:
             result = job.action()
         except Exception as error:  # noqa: BLE001 - the caller of ``do`` gets any error
             self.file.forget()  # so that all of memory is written again
-            if not isinstance(error, StoreError):  # which only refuses to begin
+            if not isinstance(error, StoreError):  # a StoreError only refuses to begin
                 self._note_failure(error)
             job.result.set_exception(error)
         else:

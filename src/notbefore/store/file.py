@@ -89,7 +89,9 @@ class StoredState(Struct, frozen=True):
     @property
     def boot_id(self) -> str:
         """The id of the boot in which IMDS answered last; empty before the first answer."""
-        return self.seen.boot if self.seen is not None else ""
+        if self.seen is None:
+            return ""
+        return self.seen.boot
 
 
 class FileReplacedError(OSError):
@@ -308,11 +310,11 @@ class StateFile:
         self.forget()
         aside = self._path_aside(mark)
         for suffix in ("", "-journal", "-wal", "-shm"):
-            present = self.path.with_name(self.path.name + suffix)
-            kept = aside.with_name(aside.name + suffix)
-            kept.unlink(missing_ok=True)
-            if present.exists():
-                present.replace(kept)
+            file = self.path.with_name(self.path.name + suffix)
+            file_aside = aside.with_name(aside.name + suffix)
+            file_aside.unlink(missing_ok=True)
+            if file.exists():
+                file.replace(file_aside)
         log.error(
             "the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside
         )
