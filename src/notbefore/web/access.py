@@ -15,7 +15,8 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
@@ -24,6 +25,7 @@ from msgspec.structs import replace
 
 from notbefore.config.extras import check_extra
 from notbefore.config.model import Server, host_and_port
+from notbefore.config.reading import read_struct
 from notbefore.config.regular_file import open_file
 from notbefore.config.shown import shown
 from notbefore.errors import ConfigError
@@ -70,22 +72,34 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = TLS_VERSIONS[self.min_version]
         context.options |= ssl.OP_NO_RENEGOTIATION
-        try:
-            key = "cert_file"
-            for name in ("cert_file", "key_file", "client_ca_file"):
-                file = getattr(self, name)
-                if file is not None:
-                    key = f"{name}: {file}"
-                    open_file(file).close()  # OpenSSL would wait for the writer of a FIFO
-            key = f"cert_file, key_file: {self.cert_file}, {self.key_file}"
+        _check_file("cert_file", self.cert_file)
+        _check_file("key_file", self.key_file)
+        with _mistakes_of(f"cert_file, key_file: {self.cert_file}, {self.key_file}"):
             context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
-            if self.client_ca_file is not None:
-                key = f"client_ca_file: {self.client_ca_file}"
-                context.verify_mode = ssl.CERT_REQUIRED
+        if self.client_ca_file is not None:
+            _check_file("client_ca_file", self.client_ca_file)
+            with _mistakes_of(f"client_ca_file: {self.client_ca_file}"):
                 context.load_verify_locations(self.client_ca_file)
-        except (OSError, ValueError) as error:  # ssl's errors are OSErrors
-            raise ConfigError(f"tls_server_config.{key}: {error}") from None
+            context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+
+@contextmanager
+def _mistakes_of(key: str) -> Iterator[None]:
+    """Raise an error of a file inside the ``with`` as ``ConfigError`` with the key."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ssl's errors are OSErrors
+        raise ConfigError(f"tls_server_config.{key}: {error}") from None
+
+
+def _check_file(key: str, file: str) -> None:
+    """Raise ``ConfigError`` for a file that cannot be opened, or is not a regular one.
+
+    OpenSSL would wait for the writer of a FIFO.
+    """
+    with _mistakes_of(f"{key}: {file}"):
+        open_file(file).close()
 
 
 def _no_password() -> str:
@@ -141,7 +155,7 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return tls.cert_file, tls.key_file, tls.client_ca_file
 
     def context(self) -> ssl.SSLContext | None:
-        """The TLS settings; ``None`` without TLS.
+        """Return the TLS settings; ``None`` without TLS.
 
         Raises ``ConfigError``, also if bcrypt is missing.
         """
@@ -158,12 +172,14 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
         """
         import bcrypt  # 1 MiB that only an agent with passwords needs
 
-        decoy = _DECOY.format(max(int(hashed[4:6]) for hashed in self.basic_auth_users.values()))
-        hashed = self.basic_auth_users.get(user, decoy)
-        return (
-            bcrypt.checkpw(password[:MAX_PASSWORD], hashed.encode("ascii"))
-            and user in self.basic_auth_users
-        )
+        hashed = self.basic_auth_users.get(user)
+        if hashed is not None:
+            return bcrypt.checkpw(password[:MAX_PASSWORD], hashed.encode("ascii"))
+
+        costs = [int(other[4:6]) for other in self.basic_auth_users.values()]
+        decoy = _DECOY.format(max(costs))
+        bcrypt.checkpw(password[:MAX_PASSWORD], decoy.encode("ascii"))
+        return False
 
 
 def load_web_config(path: Path) -> WebConfig:
@@ -171,9 +187,6 @@ def load_web_config(path: Path) -> WebConfig:
 
     Paths in the file are relative to its directory.
     """
-    # Most agents have no such file.
-    from notbefore.config.reading import read_struct  # noqa: PLC0415
-
     return read_struct(path, WebConfig)
 
 
@@ -183,7 +196,8 @@ class Loaded(Struct, frozen=True):
     It is replaced as a whole, so that two threads that load it cannot mix their values.
     """
 
-    seen: dict[str, Signature] = {}  # of the file and the files that it names, when they were read
+    # of the file and of the files that it names, when they were read
+    signatures: dict[str, Signature] = {}
     config: WebConfig = WebConfig()
     context: "ssl.SSLContext | None" = None  # of new connections; None without TLS
 
@@ -234,9 +248,9 @@ class Access:
         return self.check_address(host)
 
     def check_address(self, address: str) -> list[str]:
-        """Return warnings.
+        """Return warnings about who can read the agent at an address.
 
-        Raise ``ConfigError`` if others reach it without TLS, a password or ``insecure``.
+        Raises ``ConfigError`` if others reach it without TLS, a password or ``insecure``.
         """
         if _is_address(address) and ipaddress.ip_address(address).is_loopback:
             return []
@@ -287,7 +301,7 @@ class Access:
     # ---- the file
 
     def present(self) -> Loaded:
-        """The configuration in use, after a look at the files."""
+        """Return the configuration in use, after a look at the files."""
         path = self._server.web_config_file
         if path is None or not self._has_changed():
             return self._loaded
@@ -301,25 +315,27 @@ class Access:
         return self._loaded
 
     def _has_changed(self) -> bool:
-        return any(signature(file) != seen for file, seen in self._loaded.seen.items())
+        known = self._loaded.signatures
+        return any(signature(file) != known[file] for file in known)
 
     def _load(self, path: str) -> None:
         """Read the file and its certificates.
 
         Signatures are taken first, so that a later change is found next time.
         """
-        seen = {path: signature(path)}
-        self._loaded = replace(self._loaded, seen=seen)  # an unusable file is logged once
+        signatures = {path: signature(path)}
+        # an unusable file is not read again until it changes, so that it is logged once
+        self._loaded = replace(self._loaded, signatures=signatures)
         config = load_web_config(Path(path))
-        seen = seen | {file: signature(file) for file in config.files}
-        self._loaded = replace(self._loaded, seen=seen)
+        signatures = signatures | {file: signature(file) for file in config.files}
+        self._loaded = replace(self._loaded, signatures=signatures)
         lost = self.protections - config.protections
         if lost:  # a file that is being written may be empty
             raise ConfigError(
                 f"{path}: it would remove {', '.join(sorted(lost))}: restart the agent to do that"
             )
         try:
-            self._loaded = Loaded(seen, config, config.context())
+            self._loaded = Loaded(signatures, config, config.context())
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
@@ -407,11 +423,15 @@ class AccessControl:
         digest = self._digest(login, config)
         if digest in self._correct_logins:
             return None
-        if not self._comparing.acquire(blocking=False):
-            return UNAUTHORIZED if login is None else TOO_MANY_LOGINS
+        is_free = self._comparing.acquire(blocking=False)
+        if not is_free and login is None:
+            return UNAUTHORIZED
+        if not is_free:
+            return TOO_MANY_LOGINS
         try:
             if login is not None and config.password_fits(*login):
-                self._correct_logins = [*self._correct_logins[1 - REMEMBERED :], digest]
+                newest = self._correct_logins[-(REMEMBERED - 1) :]
+                self._correct_logins = [*newest, digest]
                 return None
             self._access.failures += 1
         finally:
@@ -428,6 +448,7 @@ class AccessControl:
 
 
 def _user_and_password(authorization: str) -> tuple[str, bytes] | None:
+    """Return the login in a header ``Authorization``; ``None`` if it has none."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -436,4 +457,6 @@ def _user_and_password(authorization: str) -> tuple[str, bytes] | None:
         name = user.decode("utf-8")
     except ValueError:
         return None
-    return (name, password) if colon else None
+    if not colon:
+        return None
+    return name, password

@@ -136,7 +136,10 @@ def send(response: Response, environ: Environ, start_response: StartResponse) ->
 
 
 def path_of(environ: Environ) -> str:
-    """The path exactly as it was sent: ``//metrics`` and ``/%6detrics`` are not ``/metrics``."""
+    """Return the path exactly as it was sent.
+
+    So ``//metrics`` and ``/%6detrics`` are not ``/metrics``.
+    """
     uri: str = environ["REQUEST_URI"]
     return uri.partition("?")[0]
 
@@ -159,29 +162,28 @@ def _respond(routes: dict[str, Route], environ: Environ) -> Response:
 
 
 def error(status: str, text: str, *headers: tuple[str, str]) -> Response:
-    """A response that says why the request is refused."""
+    """Return a response that says why the request is refused."""
     return Response(msgspec.json.encode({"error": text}), status=status, headers=headers)
 
 
 def html(body: bytes) -> Response:
-    """A response with an HTML page."""
+    """Return a response with an HTML page."""
     return Response(body, HTML, headers=PAGE_HEADERS)
 
 
 def _page_file(name: str, _environ: Environ) -> Response:
-    return Response(
-        Path(__file__).with_name("page").joinpath(name).read_bytes(),
-        f"{PAGE_FILES[name]}; charset=utf-8",
-    )
+    file = Path(__file__).with_name("page") / name
+    return Response(file.read_bytes(), f"{PAGE_FILES[name]}; charset=utf-8")
 
 
-def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
+def _check(result: CheckResult, failure: str, environ: Environ) -> Response:
+    """Return the response for a health check; ``failure``: its status if the check fails."""
     reasons = result.reasons
     if environ.get(ANONYMOUS):
         reasons = ()  # they may contain paths and addresses
     if result.ok:
         return Response(msgspec.json.encode({"status": "ok", "reasons": reasons}))
-    body = msgspec.json.encode({"status": otherwise, "reasons": reasons})
+    body = msgspec.json.encode({"status": failure, "reasons": reasons})
     return Response(body, status=UNAVAILABLE)
 
 
@@ -215,7 +217,7 @@ def readiness(
 
 
 def query_of(environ: Environ, *fields: str) -> dict[str, list[str]]:
-    """The fields of the query; raises ``BadRequestError`` for any other field."""
+    """Return the fields of the query; raises ``BadRequestError`` for any other field."""
     query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     for name in query:
         if name not in fields:
@@ -224,13 +226,13 @@ def query_of(environ: Environ, *fields: str) -> dict[str, list[str]]:
 
 
 def history_query(environ: Environ) -> tuple[datetime | None, int]:
-    """The start and the most changes that a query for the history gives."""
+    """Return the earliest time and the number of changes that a query for the history asks for."""
     query = query_of(environ, "limit", "since")
     return since_of(query), _limit_of(query)
 
 
 def _limit_of(query: dict[str, list[str]]) -> int:
-    text = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
+    *_, text = query.get("limit", [str(DEFAULT_LIMIT)])
     # `int` would take other digits and blanks too, and a long number for a long time
     if re.fullmatch(r"\d{1,9}", text, re.ASCII) and 1 <= int(text) <= HISTORY_RECORDS:
         return int(text)
@@ -239,8 +241,8 @@ def _limit_of(query: dict[str, list[str]]) -> int:
 
 
 def since_of(query: dict[str, list[str]]) -> datetime | None:
-    """The time in the query's ``since``; ``None`` without one."""
-    text = query.get("since", [""])[-1]
+    """Return the time in the query's ``since``; ``None`` without one."""
+    *_, text = query.get("since", [""])
     if not text:
         return None
     try:

@@ -48,24 +48,24 @@ def render(families: Iterable[Family], accept: str) -> tuple[bytes, str]:
 
 
 def preferred(accept: str) -> str:
-    """Return the header ``Accept`` without what its client refuses, the most wanted format first.
+    """Return the header ``Accept`` without the refused formats, the preferred format first.
 
     ``choose_encoder`` takes the first format that it knows, and ignores the weights (``q``).
     """
     weights: dict[str, float] = {}
     for media_range in accept.split(","):
         weights[media_range] = _weight(media_range)
-    wanted = [media_range for media_range, weight in weights.items() if weight > 0]
-    wanted.sort(key=weights.__getitem__, reverse=True)
+    accepted = [media_range for media_range, weight in weights.items() if weight > 0]
+    accepted.sort(key=weights.__getitem__, reverse=True)
 
-    for count, media_range in enumerate(wanted, start=1):
+    for count, media_range in enumerate(accepted, start=1):
         if media_range.partition(";")[0].strip() in TEXT_RANGES:
-            return ",".join(wanted[:count])  # OpenMetrics after it is wanted less
-    return ",".join(wanted)
+            return ",".join(accepted[:count])  # the client prefers text to the formats after it
+    return ",".join(accepted)
 
 
 def _weight(media_range: str) -> float:
-    """Return how much a client wants a format, from 0 (not at all) to 1."""
+    """Return how much a client prefers a format, from 0 (not accepted) to 1."""
     for parameter in media_range.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "q":

@@ -32,8 +32,7 @@ except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
     resource = None  # type: ignore[assignment]  # Windows has no such limit
 
 WORKERS: Final = 4  # threads that answer requests; one of them may be checking a password
-# Windows' select accepts 512 sockets
-MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300
+MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows selects 512 sockets
 MIN_CONNECTIONS: Final = 10  # even if fewer files may be open
 OTHER_FILES: Final = 256  # open files that are not connections
 FEW: Final = 0.9  # of the most connections; above that, those that wait longest are closed
@@ -58,8 +57,8 @@ class HttpServer:
     """Serves a WSGI application at ``settings.listen``: ``host:port``, ``[v6]:port``, or ``:port``
     (every address).
 
-    ``access``: who may read; by default, those whom ``settings`` name. The constructor binds. It
-    raises ``ListenError``, or ``ConfigError`` if the address needs protection.
+    ``access``: who may read; by default as ``settings`` say. The constructor binds. It raises
+    ``ListenError``, or ``ConfigError`` if the address needs protection.
     """
 
     def __init__(self, settings: Server, app: Any, access: Access | None = None) -> None:
@@ -77,21 +76,6 @@ class HttpServer:
         except ConfigError:
             bound.close()
             raise
-        adjustments = Adjustments(
-            # not used, because it gets a socket; the default would be resolved, see ``_bind``
-            listen="*:0",
-            threads=WORKERS,
-            connection_limit=_connection_limit(),
-            cleanup_interval=0,  # ``maintenance`` is called before each poll
-            # workers do not wait for readers, and nothing is buffered on disk: ``maintenance`` sets
-            # the bound
-            outbuf_high_watermark=sys.maxsize,
-            outbuf_overflow=sys.maxsize,
-            max_request_header_size=MAX_HEADER,
-            max_request_body_size=MAX_BODY,
-            ident=None,
-            log_socket_errors=False,
-        )
         self._map: dict[int, Any] = {}
         sockinfo = (bound.family, bound.type, bound.proto, bound.getsockname())
         self._server = _Server(
@@ -99,7 +83,7 @@ class HttpServer:
             access,
             map=self._map,
             _sock=bound,
-            adj=adjustments,
+            adj=_adjustments(),
             sockinfo=sockinfo,
             bind_socket=False,
         )
@@ -147,6 +131,25 @@ class HttpServer:
                 wasyncore.loop(timeout=pause, use_poll=True, map=listener, count=1)
 
 
+def _adjustments() -> Adjustments:
+    """Return the settings of waitress."""
+    return Adjustments(
+        # not used, because it gets a socket; the default would be resolved, see ``_bind``
+        listen="*:0",
+        threads=WORKERS,
+        connection_limit=_connection_limit(),
+        cleanup_interval=0,  # ``maintenance`` is called before each poll
+        # workers do not wait for readers, and nothing is buffered on disk: ``maintenance`` sets
+        # the bound
+        outbuf_high_watermark=sys.maxsize,
+        outbuf_overflow=sys.maxsize,
+        max_request_header_size=MAX_HEADER,
+        max_request_body_size=MAX_BODY,
+        ident=None,
+        log_socket_errors=False,
+    )
+
+
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     active_channels: dict[int, Channel]
 
@@ -182,8 +185,9 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def maintenance(self, _now: float) -> None:
         """Shut down overdue connections.
 
-        Near the limit of connections also those that wait longest for their clients. Near the limit
-        of unread answers also those whose clients have not read for the longest time.
+        Near the limit of connections, also shut down those that wait longest for their clients.
+        Near the limit of unread answers, also shut down those whose clients have not read for the
+        longest time.
 
         The next poll closes them. They are not closed here: a connection that is closed while a
         poll is prepared would still be polled, and its file descriptor may belong to another
@@ -219,7 +223,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
                 return
 
     def handle_error(self) -> None:
-        """Log the error and go on listening: waitress would close the listener for good."""
+        """Log the error, and continue to listen: waitress would close the listener for good."""
         log.error("a connection could not be accepted", exc_info=sys.exc_info())
 
 
@@ -238,7 +242,7 @@ def _shut_down(channel: Channel) -> None:
     """
     channel.will_close = True
     with suppress(OSError):  # the client has gone
-        # an ``SSLSocket`` would go on in plain text
+        # ``shutdown`` of an ``SSLSocket`` would continue in plain text
         socket.socket.shutdown(channel.socket, socket.SHUT_RDWR)
 
 
@@ -255,20 +259,18 @@ def _bind(listen: str) -> socket.socket:
         family, *_, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family)
     except (OSError, UnicodeError) as error:
-        hint = (
-            ": is another notbefore running?"
-            if getattr(error, "errno", None) == errno.EADDRINUSE
-            else ""
-        )
+        hint = ""
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            hint = ": is another notbefore running?"
         raise ListenError(f"cannot listen at {listen}: {error}{hint}") from error
 
 
 def _connection_limit() -> int:
-    """The most connections: each one is an open file."""
-    # -1 is no limit
-    soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (
-        MAX_CONNECTIONS
-        if soft < 0
-        else max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, soft - OTHER_FILES))
-    )
+    """Return the number of connections that are possible: each one is an open file."""
+    if resource is None:
+        return MAX_CONNECTIONS
+    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most_files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    room = min(MAX_CONNECTIONS, most_files - OTHER_FILES)
+    return max(MIN_CONNECTIONS, room)

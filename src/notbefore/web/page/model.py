@@ -116,7 +116,7 @@ class PageModel(Struct, frozen=True):
         return [*self.kinds, *sorted(in_outbox - self.kinds.keys())]
 
     def count(self, state: str) -> int:
-        """The number of deliveries of all sinks in this state."""
+        """Return the number of deliveries of all sinks in this state."""
         total = 0
         for (_, state_of_rows), count in self.outbox.rows.items():
             if state_of_rows == state:
@@ -124,7 +124,7 @@ class PageModel(Struct, frozen=True):
         return total
 
     def oldest(self, sink: str | None = None) -> float | None:
-        """Seconds that the oldest pending delivery has waited, of one sink or of all."""
+        """Return the seconds that the oldest pending delivery of a sink, or of all, has waited."""
         times: list[float] = []
         for (name, _), time in self.outbox.oldest.items():
             if sink is None or name == sink:
@@ -146,12 +146,12 @@ class PageModel(Struct, frozen=True):
         return not dead and (self.oldest() or 0.0) <= STUCK
 
     def seconds_since(self, timestamp: float) -> float:
-        """Seconds from a Unix time until now, never less than 0."""
+        """Return the seconds from a Unix time until now, never less than 0."""
         return max(0.0, self.now.timestamp() - timestamp)
 
 
 def newest_ended(history: Iterable[bytes]) -> tuple[TimelineEvent, ...]:
-    """The last events that ended, the newest first. ``history``: records, the oldest first.
+    """Return the last events that ended, the newest first. ``history``: records, oldest first.
 
     An EventId that comes back is another event.
     """

@@ -33,7 +33,7 @@ MARGIN: Final = 2.0  # percent of the width left free at both ends
 
 
 def render(model: PageModel) -> bytes:
-    """The whole page, in UTF-8."""
+    """Return the whole page, in UTF-8."""
     pending = [TimelineEvent.of(event) for event in model.shown]
     on_timeline = [*pending, *model.ended]
     page = template("page.html").render(
@@ -48,7 +48,7 @@ def render(model: PageModel) -> bytes:
 
 @cache
 def template(name: str, *directories: Path) -> Template:
-    """A template from these directories, or from the one next to this file.
+    """Return a template from these directories, or from the one next to this file.
 
     All values are made safe for HTML.
     """
@@ -77,7 +77,10 @@ def _visible(value: Any) -> Any:
 
 
 def timer(seconds: float) -> str:
-    """``9:05``, ``1:02:03``, ``6d 01:02:03``, without a sign. ``page.js`` has the same function."""
+    """Return ``9:05``, ``1:02:03`` or ``6d 01:02:03``, without a sign.
+
+    ``page.js`` has the same function.
+    """
     days, seconds_of_day = divmod(int(abs(seconds)), 86_400)
     hours, seconds_of_hour = divmod(seconds_of_day, 3600)
     minutes, rest = divmod(seconds_of_hour, 60)
@@ -104,7 +107,7 @@ class Scale(Struct, frozen=True):
 
     @classmethod
     def over(cls, events: Iterable[TimelineEvent], now: datetime) -> "Scale":
-        """The scale that has room for all these events.
+        """Return the scale that has room for all these events.
 
         Its ends are ticks, so that it seldom changes.
         """
@@ -120,15 +123,17 @@ class Scale(Struct, frozen=True):
         return cls(before=_tick(-earliest), after=_tick(latest))
 
     def x(self, seconds: float) -> float:
-        """The position of an offset from NotBefore, in percent."""
+        """Return the position of an offset from NotBefore, in percent."""
         start = _compressed(-self.before)
         end = _compressed(self.after)
         share = (_compressed(seconds) - start) / (end - start)
-        share = min(max(share, 0.0), 1.0)
-        return round(MARGIN + (100 - 2 * MARGIN) * share, 2)
+        visible_share = min(max(share, 0.0), 1.0)
+        return round(MARGIN + (100 - 2 * MARGIN) * visible_share, 2)
 
     def of(self, event: TimelineEvent, time: datetime, later: float = 0.0) -> float:
-        """The position, in percent, of a moment of an event, or of ``later`` seconds after it."""
+        """Return the position of a moment of an event, or of ``later`` seconds after it, in
+        percent.
+        """
         return self.x((time - event.anchor).total_seconds() + later)
 
     @property
@@ -139,7 +144,7 @@ class Scale(Struct, frozen=True):
         return [(self.x(0), "NotBefore"), *before, *after]
 
     def _labels_of_side(self, sign: int, end: int) -> list[tuple[float, str]]:
-        """The labels before NotBefore (``sign`` -1) or after it (1), as many as have room."""
+        """Return the labels before NotBefore (``sign`` -1) or after it (1) that have room."""
         labels: list[tuple[float, str]] = []
         sign_text = "+"
         if sign < 0:
@@ -156,7 +161,7 @@ class Scale(Struct, frozen=True):
 
 
 def _tick(seconds: float) -> int:
-    """The first tick that is not before an offset, or the last of all."""
+    """Return the first tick that is not before an offset, or the last of all."""
     for tick in TICKS:
         if tick >= seconds:
             return tick
@@ -164,5 +169,5 @@ def _tick(seconds: float) -> int:
 
 
 def _compressed(seconds: float) -> float:
-    """An offset from NotBefore on the scale: linear up to about ``LINEAR``, then logarithmic."""
+    """Return an offset on the scale: linear near NotBefore, logarithmic beyond ``LINEAR``."""
     return math.copysign(math.log1p(abs(seconds) / LINEAR), seconds)
