@@ -152,7 +152,9 @@ else:
         courier.
         """
         # the courier inherits the lock; the programs that it starts do not
-        inherited = [lock] if lock is not None else []
+        inherited: list[int] = []
+        if lock is not None:
+            inherited.append(lock)
         return subprocess.Popen(  # noqa: S603 - our own module
             [sys.executable, *_COMMAND],
             env=variables,

@@ -83,5 +83,7 @@ def wait_for_frame(seconds: float, frames: FrameSocket, *readers: Any) -> None:
 
     At most ``seconds``.
     """
-    unsent = [frames] if frames.unsent else []
+    unsent: list[FrameSocket] = []
+    if frames.unsent:
+        unsent.append(frames)
     wait_for(seconds, [frames, *readers], unsent)

@@ -77,7 +77,9 @@ class Courier:
 
     def _report(self) -> None:
         """Report results, and how many deliveries the sinks may have, if it is time to."""
-        pause = GATHER_SECONDS if self._results else REPORT_INTERVAL
+        pause = REPORT_INTERVAL
+        if self._results:
+            pause = GATHER_SECONDS
         if time.monotonic() - self._last_report < pause:
             return
         results: list[SendResult] = []

@@ -5,7 +5,8 @@ result.
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -96,7 +97,7 @@ class SinkThread:
     def take_back(self) -> list[SendResult]:
         """Return the deliveries that it has not begun to send."""
         returned: list[SendResult] = []
-        while (queued := self._next_queued()) is not None:
+        for queued in self._drained():
             self._queued_count -= 1
             returned.append(SendResult(queued.delivery.delivery_id, "returned"))
         return returned
@@ -133,14 +134,14 @@ class SinkThread:
         self._report(result)
 
     def _return_queued(self) -> None:
-        while (queued := self._next_queued()) is not None:
+        for queued in self._drained():
             self._end(SendResult(queued.delivery.delivery_id, "returned"))
 
-    def _next_queued(self) -> QueuedDelivery | None:
-        try:
-            return self._queue.get_nowait()
-        except queue.Empty:
-            return None
+    def _drained(self) -> Iterator[QueuedDelivery]:
+        """Take all deliveries out of the queue, and yield them."""
+        with suppress(queue.Empty):
+            while True:
+                yield self._queue.get_nowait()
 
     def _result_of(self, queued: QueuedDelivery) -> SendResult:
         """Attempt a delivery."""

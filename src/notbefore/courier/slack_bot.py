@@ -129,7 +129,9 @@ class SlackBot:
     """A channel in which a bot posts."""
 
     def __init__(self, settings: Slack, http: Http) -> None:
-        token = settings.token.reveal() if settings.token is not None else ""
+        token = ""
+        if settings.token is not None:
+            token = settings.token.reveal()
         self._client = Client(token, settings.api_url, http)
         self._channel = settings.channel or ""
 

@@ -138,7 +138,9 @@ class Supervisor:
         """Seconds until ``tick`` is needed at the latest."""
         if self._couriers() or self._check is not None:
             return REPORT_INTERVAL
-        due = 0.0 if self.replaced else self._outbox.next_due()
+        due = self._outbox.next_due()
+        if self.replaced:
+            due = 0.0  # the next courier says which version is installed
         return max(0.0, due - START_AHEAD, self._not_before - time.monotonic())
 
     def tick(self) -> None:

@@ -1,4 +1,4 @@
-"""``Deltas`` turns cumulative values into what came since the last accepted export."""
+"""``Deltas`` turns cumulative values into their differences since the last accepted export."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -22,7 +22,7 @@ Point = NumberDataPoint | HistogramDataPoint
 
 
 class Deltas:
-    """For one thread. ``began``: when exports began, in Unix nanoseconds.
+    """Use it in one thread. ``began``: when exports began, in Unix nanoseconds.
 
     A series that counts since an earlier time was exported by an earlier process: its deltas start
     at its first value here.
@@ -82,7 +82,7 @@ class Deltas:
 
 
 def _difference(point: Any, before: Any) -> Any:
-    """Return what came between two values of one series."""
+    """Return the difference between two values of one series."""
     if isinstance(point, NumberDataPoint):
         if point.value < before.value:  # the series started again
             return point
@@ -95,10 +95,9 @@ def _difference(point: Any, before: Any) -> Any:
 
     if point.count < before.count:
         return point
-    counts = [
-        now - earlier
-        for now, earlier in zip(point.bucket_counts, before.bucket_counts, strict=True)
-    ]
+    counts: list[int] = []
+    for now, earlier in zip(point.bucket_counts, before.bucket_counts, strict=True):
+        counts.append(now - earlier)
     return HistogramDataPoint(
         attributes=point.attributes,
         start_time_unix_nano=before.time_unix_nano,

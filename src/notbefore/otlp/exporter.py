@@ -59,7 +59,7 @@ class Exporter:
         self._stopped = threading.Event()
         self._export: MetricsExport | None = None
         self._began = time.time_ns()
-        self._failed = False  # the last export
+        self._failed = False  # the last export failed
         self._warned = False  # the last export had a reason to warn
         for result in WARNINGS:
             counts.setdefault(("metrics", result), 0)
@@ -106,7 +106,9 @@ class Exporter:
         except Exception as error:  # noqa: BLE001 - a library may raise anything; try again later
             self._note("failure", f"{type(error).__name__}: {error}")
         else:
-            result = "rejected" if partial.rejected else "success"
+            result = "success"
+            if partial.rejected:
+                result = "rejected"
             self._note(result, partial.reason)
 
     def _send(self) -> "PartialSuccess":
@@ -131,11 +133,12 @@ class Exporter:
     def _note(self, result: str, reason: str) -> None:
         """Count the result, and log what differs from the last export."""
         failed = result == "failure"
-        warns = bool(reason)
+        warns = reason != ""
+        is_repetition = self._warned and failed == self._failed
         self._counts["metrics", result] += 1
         if self._failed and not failed:
             log.info("OTLP metrics: exports are accepted again")
-        if warns and (failed, warns) != (self._failed, self._warned):
+        if warns and not is_repetition:
             # redact before cutting: a part of a secret would not be recognized
             text = shortened(self._redactor(reason), MAX_REASON)
             log.warning("OTLP metrics: %s: %s", WARNINGS[result], text)

@@ -4,7 +4,7 @@ import logging
 import threading
 from typing import Final
 
-NO_REASON: Final = "OpenTelemetry's exporter failed and does not say why"
+from notbefore.otlp import NO_REASON
 
 
 class LastLine(logging.Filter):

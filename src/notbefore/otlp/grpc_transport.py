@@ -70,8 +70,8 @@ def _headers(settings: OtlpConnection) -> dict[str, str] | None:
 
 def _credentials(settings: OtlpConnection) -> Any:
     """Return the certificates to use; ``None``: those of the variables."""
-    has_files = settings.ca_file or settings.key_file or settings.cert_file
-    if settings.endpoint is None and not has_files:
+    files = (settings.ca_file, settings.key_file, settings.cert_file)
+    if settings.endpoint is None and not any(files):
         return None
     return grpc.ssl_channel_credentials(
         root_certificates=_read(settings.ca_file),

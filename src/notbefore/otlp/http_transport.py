@@ -23,6 +23,7 @@ from notbefore.errors import ConfigError, SendError
 from notbefore.net.connections import Adapter, Deadline
 from notbefore.net.failures import REQUEST_ERRORS, forget_frames, host_and_port, innermost_cause
 from notbefore.net.response import read_response
+from notbefore.otlp import NO_REASON
 from notbefore.otlp.partial_success import PartialSuccess, partial_success
 
 # the headers of a request that do not come from the environment
@@ -38,7 +39,6 @@ STANDARD_HEADERS: Final = frozenset(
         "user-agent",
     }
 )
-NO_REASON: Final = "OpenTelemetry's exporter failed and does not say why"
 COMPRESSIONS: Final = {
     "none": Compression.NoCompression,
     "gzip": Compression.Gzip,

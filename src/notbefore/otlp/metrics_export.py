@@ -19,7 +19,7 @@ from notbefore.otlp.signals import agent_resource, metrics_data
 
 
 class MetricsExport:
-    """For one thread. ``began``: when exports began, in Unix nanoseconds."""
+    """Use it in one thread. ``began``: when exports began, in Unix nanoseconds."""
 
     def __init__(self, config: Otlp, began: int) -> None:
         self._config = config

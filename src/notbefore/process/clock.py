@@ -37,19 +37,19 @@ class Clock:
         self.boot_id = _kernel_boot_id() or f"booted-{round(self.time() - self.boot_time())}"
 
     def time(self) -> float:
-        """The wall clock, in Unix seconds."""
+        """Return the time of the wall clock, in Unix seconds."""
         return time.time()
 
     def boot_time(self) -> float:
-        """Seconds since the boot, on a clock that cannot be set."""
+        """Return the seconds since the boot, on a clock that cannot be set."""
         return _seconds_since_boot()
 
     def now(self) -> datetime:
-        """The wall clock, in UTC."""
+        """Return the time of the wall clock, in UTC."""
         return datetime.now(UTC)
 
     def read(self) -> Instant:
-        """The present moment on each clock of this machine."""
+        """Return the present moment on each clock of this machine."""
         return Instant(self.now(), self.boot_id, self.boot_time())
 
     def recognize(self, earlier: Instant) -> None:
@@ -68,14 +68,14 @@ class Clock:
 
 
 def _kernel_boot_id() -> str:
-    """The kernel's id of this boot; empty on a system without such ids."""
+    """Return the kernel's id of this boot; empty on a system without such ids."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     return ""
 
 
 def _computed_boot(boot_id: str) -> float | None:
-    """The Unix time of the boot in a computed boot id; ``None`` for an id from the kernel."""
+    """Return the Unix time of the boot in a computed id; ``None`` for an id from the kernel."""
     word, _, seconds = boot_id.partition("-")
     if word != "booted" or not seconds.isdigit():
         return None

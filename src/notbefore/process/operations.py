@@ -121,9 +121,9 @@ def answer_outbox(
     with owner.opened() as (outbox, now):
         chosen = _chosen(outbox.rows, request)
         if request.action == "retry" and not request.ids:
-            alarming = _false_alarms(outbox.rows, chosen, listed)
-            chosen = [row for row in chosen if row.delivery_id not in alarming]
-            left_out = len(alarming)
+            false_alarms = _false_alarms(outbox.rows, chosen, listed)
+            chosen = [row for row in chosen if row.delivery_id not in false_alarms]
+            left_out = len(false_alarms)
 
         ids = [row.delivery_id for row in chosen]
         if request.action == "retry":
@@ -163,9 +163,13 @@ def _by_prefixes(rows: Sequence[Delivery], prefixes: Sequence[str]) -> list[Deli
     for prefix in prefixes:
         matching = [row for row in rows if row.delivery_id.startswith(prefix)]
         if len(matching) != 1:
-            words = "Several delivery ids start" if matching else "No delivery id starts"
-            raise NotBeforeError(f"{words} with {prefix!r}. `notbefore outbox list` shows the ids.")
-        chosen[matching[0].delivery_id] = matching[0]
+            problem = "No delivery id starts"
+            if matching:
+                problem = "Several delivery ids start"
+            advice = "`notbefore outbox list` shows the ids."
+            raise NotBeforeError(f"{problem} with {prefix!r}. {advice}")
+        (row,) = matching
+        chosen[row.delivery_id] = row
     return list(chosen.values())
 
 

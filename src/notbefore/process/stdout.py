@@ -84,7 +84,10 @@ class StdoutWriter:
 
     def _write_lines(self) -> None:
         rest = b""  # of a line that could be written only in part: it comes before the next line
-        while (waiting := self._lines.get()) is not None:
+        while True:
+            waiting = self._lines.get()
+            if waiting is None:  # from ``stop``
+                return
             self._wait_for_step(waiting)
             rest = self._write_line(rest, waiting.line)
 

@@ -51,10 +51,10 @@ class SystemdNotifier:
 
     def notify(self, status: str, *, alive: bool) -> None:
         """Send the status if it has changed; ping the watchdog while the agent is ``alive``."""
-        status = " ".join(status.split())  # a line end would begin another assignment
-        if status != self._status:
-            self._status = status
-            self._send(f"STATUS={status}")
+        line = " ".join(status.split())  # a line end would begin another assignment
+        if line != self._status:
+            self._status = line
+            self._send(f"STATUS={line}")
         if self.patience <= 0:
             self._last_ping = time.monotonic()
             if alive:
@@ -72,7 +72,7 @@ class SystemdNotifier:
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float:
-    """Seconds without a ping after which systemd considers this process dead.
+    """Return the seconds without a ping after which systemd considers this process dead.
 
     Infinite without a watchdog.
     """

@@ -21,10 +21,10 @@ class StoreClock(Protocol):
     boot_id: str  # distinguishes this boot of the machine from others
 
     def time(self) -> float:
-        """The wall clock, in Unix seconds."""
+        """Return the time of the wall clock, in Unix seconds."""
 
     def boot_time(self) -> float:
-        """Seconds since the boot, on a clock that cannot be set."""
+        """Return the seconds since the boot, on a clock that cannot be set."""
 
 
 class StoredOutbox:

@@ -96,6 +96,9 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
         severity = _more_severe(message.severity, previous_labels.get("severity"))
         labels = previous_labels | {"severity": severity}
 
+    not_before = ""
+    if record.not_before is not None:
+        not_before = rfc3339(record.not_before)
     links = {link.name: link.value for link in text.links}
     annotations = {
         "summary": text.title,
@@ -103,7 +106,7 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
         "status": without_mentions(one_line(record.event_status)),
         "outcome": record.outcome or "",
         "resources": without_mentions(one_line(some_of(record.names, NAMES_IN_ANNOTATION))),
-        "not_before": rfc3339(record.not_before) if record.not_before else "",
+        "not_before": not_before,
         "delivery_id": message.delivery_id,
         "dashboard": links.get("Dashboard", ""),
         "runbook_url": links.get("Runbook", ""),
@@ -118,7 +121,9 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
     if message.over:
         values["endsAt"] = rfc3339(min(record.time, message.now))
     elif record.fleet_events is not None:
-        lasts = SILENT_LASTS if record.event_type == SILENT else FLEET_LASTS
+        lasts = FLEET_LASTS
+        if record.event_type == SILENT:
+            lasts = SILENT_LASTS
         with suppress(OverflowError):  # beyond the year 9999
             values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + lasts)
     if previous_labels is None or previous_labels == labels:
@@ -156,6 +161,7 @@ def _labels(message: Message, settings: Alertmanager) -> dict[str, str]:
         "subscription": record.subscription_id or "",
         "resource_group": record.resource_group or "",
         "scale_set": record.scale_set or "",
-        "exercise": "true" if record.exercise else "",
     }
+    if record.exercise:
+        labels["exercise"] = "true"
     return {name: escaped(value) for name, value in labels.items() if value}

@@ -122,7 +122,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _drain(reader: int, tail: bytearray) -> None:
     """Read the output of a command, so that it never has to wait, and keep the end of it."""
     with os.fdopen(reader, "rb", buffering=0) as pipe:
-        while data := pipe.read(64 * 1024):
+        while True:
+            data = pipe.read(64 * 1024)
+            if not data:  # the command and all that it started have closed it
+                return
             tail += data
             del tail[:-TAIL]
 

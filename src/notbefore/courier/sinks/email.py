@@ -132,7 +132,10 @@ def compose(message: Message, text: Text, account: Email) -> EmailMessage:
     # a topic is one line, but EmailMessage decodes what follows "=?". A line end in that could
     # start another header
     topic = text.topic[:MAX_SUBJECT].replace("=?", "= ?")
-    mail["Subject"] = topic if _opens_thread(message) else f"Re: {topic}"
+    if _opens_thread(message):
+        mail["Subject"] = topic
+    else:
+        mail["Subject"] = f"Re: {topic}"
     mail["Thread-Topic"] = topic
     mail["From"] = f"notbefore <{account.sender}>"
     mail["To"] = ", ".join(account.to)

@@ -176,17 +176,19 @@ def event_of(message: Message, node: str, text: Text) -> dict[str, Any]:
     words = f"{record.body}. {text.advice}"
     if message.templated != Templated():
         words = f"{text.title}: {text.plain}"
-    sentence = one_line(words)
     tail = f" EventId: {one_line(record.event_id)}"
+    event_type = "Warning"
+    if message.shown_severity == "info":
+        event_type = "Normal"
     time = rfc3339(record.time)
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": f"notbefore-{digest}", "namespace": "default"},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
-        "type": "Normal" if message.shown_severity == "info" else "Warning",
+        "type": event_type,
         "reason": _reason(record.event_type, *message.kind.split("_")),
-        "message": shortened(sentence, MAX_MESSAGE - len(tail)) + tail,
+        "message": shortened(one_line(words), MAX_MESSAGE - len(tail)) + tail,
         "source": {"component": "notbefore", "host": node},
         "firstTimestamp": time,
         "lastTimestamp": time,

@@ -62,14 +62,16 @@ def event(message: Message, text: Text) -> dict[str, Any]:
 
 def _payload(message: Message, text: Text) -> dict[str, Any]:
     record = message.record
-    first_vm = next(iter(record.resources), None)
+    source = record.vm_name or "unknown"
+    if record.resources:
+        source = record.resources[0]
     texts = {
         "summary": text.title[:MAX_SUMMARY],
-        "source": first_vm or record.vm_name or "unknown",
+        "source": source,
         "severity": message.shown_severity,
         "timestamp": rfc3339(record.time),
         "component": record.event_source or "Azure",  # what caused the event
-        "group": record.scale_set or record.resource_group or "",
+        "group": record.scale_set or record.resource_group,
         "class": record.event_type,
     }
     payload: dict[str, Any] = {name: one_line(value) for name, value in texts.items() if value}

@@ -37,7 +37,9 @@ class Sink(HttpSink):
         if settings.token is not None:
             timeout /= BOT_REQUESTS
         super().__init__(messages, Http(timeout))
-        self._url = settings.url.reveal() if settings.url is not None else ""
+        self._url = ""
+        if settings.url is not None:
+            self._url = settings.url.reveal()
         self._bot = _bot_of(settings, self._http)
 
     def send(self, message: Message) -> Receipt:

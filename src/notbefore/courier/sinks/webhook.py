@@ -31,7 +31,9 @@ class Sink(HttpSink):
             if name.lower() == "content-type":
                 del self._headers[name]  # it is that of the template's text
         self._dedup_key = settings.dedup_key
-        self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
+        self._secret: bytes | None = None
+        if settings.secret is not None:
+            self._secret = settings.secret.reveal().encode()
         cert: str | tuple[str, str] | None = settings.cert_file
         if settings.cert_file is not None and settings.key_file is not None:
             cert = (settings.cert_file, settings.key_file)
@@ -43,7 +45,6 @@ class Sink(HttpSink):
 
     def send(self, message: Message) -> Receipt:
         """POST the request; a 2xx answer accepts it, unless it is a web page."""
-        thread = message.alert_key if self._dedup_key is not None else None
         if message.templated.request is not None:
             body = message.templated.request.encode()
             content_type = self._content_type
@@ -59,7 +60,9 @@ class Sink(HttpSink):
         if self._secret is not None:
             headers["X-Notbefore-Signature"] = sign(self._secret, body, int(time.time()))
         self._http.post(self._url, headers, body).check()
-        return Receipt(thread=thread)
+        if self._dedup_key is None:
+            return Receipt()
+        return Receipt(thread=message.alert_key)
 
     def _values(self, message: Message) -> dict[str, Any]:
         """Return the fields of the built-in body: the record, and facts about the delivery."""
