@@ -34,6 +34,7 @@ BEAT: Final = 4.0  # seconds between two heartbeats of a VM
 # the interval that heartbeats promise: longer than BEAT, so that on a slow machine, which sends
 # them late, no VM counts as silent
 PROMISED: Final = 20.0
+LONG: Final = 3600.0  # an interval within which the demo has ended
 NOTICE: Final = 10.0  # seconds from the first announcement to the first start
 SPACING: Final = 5.0  # seconds between the starts of two events of the maintenance
 AT_A_TIME: Final = 8  # VMs that one event of the maintenance affects
@@ -256,6 +257,7 @@ class Demo:
         self.wait_for("Reboot", "finished")
 
         say(f"-- the agent of {ALONE.name} hangs during a redeploy, and does not see how it ends")
+        beat(self.hub, [ALONE], LONG)  # it has an agent, which the page must not deny
         redeploy: dict[str, Any] = {"event_type": "Redeploy", "notice": NOTICE}
         announced = report(ALONE, "announced", "AZURE-2", **redeploy)
         send(self.hub, [announced], GROUP_KEY)

@@ -297,22 +297,37 @@ def test_calendar_is_an_error_when_a_listed_event_is_unknown(instance: Instance)
 # ---- owner ids
 
 
-def test_owner_ids_name_the_former_clients_of_a_directory(tmp_path: Path) -> None:
-    before = OwnerIds(tmp_path / "owners")
+def test_owner_id_is_former_once_another_client_begins(tmp_path: Path) -> None:
+    owner_ids = OwnerIds(tmp_path / "owners")
+    owner_ids.note("id-0")
+    assert not owner_ids.is_former("id-0")
+
+    owner_ids.begin_client()
+
+    assert owner_ids.is_former("id-0")
+
+
+def test_owner_ids_of_a_directory_are_former_after_a_restart(tmp_path: Path) -> None:
+    OwnerIds(tmp_path / "owners").note("id-0")
+
+    restarted = OwnerIds(tmp_path / "owners")
+    restarted.note("new")
+
+    assert restarted.is_former("id-0")
+    assert not restarted.is_former("new")
+    assert not restarted.is_former("of another instance")
+
+
+def test_oldest_owner_ids_are_forgotten_above_the_bound(tmp_path: Path) -> None:
+    owner_ids = OwnerIds(tmp_path / "owners")
     for number in range(MAX_OWNER_IDS + 5):
-        before.note(f"id-{number}")
-    before.note("id-24")
-    assert not before.is_former("id-24")
-    before.begin_client()
-    assert before.is_former("id-24")
+        owner_ids.note(f"id-{number}")
+    owner_ids.note(f"id-{MAX_OWNER_IDS + 4}")  # a known one pushes none out
 
-    after = OwnerIds(tmp_path / "owners")
+    restarted = OwnerIds(tmp_path / "owners")
 
-    assert after.is_former("id-24")
-    assert not after.is_former("id-0")
-    assert not after.is_former("of another instance")
-    after.note("new")
-    assert not after.is_former("new")
+    assert not restarted.is_former("id-4")
+    assert restarted.is_former("id-5")
 
 
 def test_owner_ids_are_optional_when_the_file_is_damaged(tmp_path: Path) -> None:
