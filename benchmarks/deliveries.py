@@ -148,8 +148,9 @@ def measure_size(changes: int) -> None:
 
         # announce and cancel in turn
         for step in range(2, changes // AT_A_TIME + 1):
-            is_announcing = step % 2 == 1
-            show(imds, AT_A_TIME if is_announcing else 0)
+            is_announcement = step % 2 == 1
+            events = AT_A_TIME if is_announcement else 0
+            show(imds, events)
             wait_for(receiver, AT_A_TIME * step)
         time.sleep(SETTLE)
         after = resident(agent.process.pid)

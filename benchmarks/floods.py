@@ -79,8 +79,11 @@ def main() -> int:
         print_row(kind, figures.cells())
         if not figures.are_within_limits:
             failures += 1
-    print("all within the limits" if failures == 0 else f"{failures} exceeded a limit")
-    return int(failures > 0)
+    if failures:
+        print(f"{failures} exceeded a limit")
+        return 1
+    print("all within the limits")
+    return 0
 
 
 def print_row(kind: str, cells: tuple[object, ...]) -> None:

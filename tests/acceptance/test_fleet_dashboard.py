@@ -62,12 +62,12 @@ def tell(hub: Hub) -> None:
     records.append(report(vms["data"][0], "announced", "E-freeze", event_type="Freeze"))
     quiet = [replace(vm(name, scale_set=name), zone="1") for name in ("gone", "lost")]
     records += [heartbeat_of(one, (), "1", now, 1.0) for one in quiet]
-    records.append(azures("E-azure", "azure_0", "Scheduled"))
-    records += [azures("E-odd", "azure_1", status) for status in ("Started", "Canceled")]
+    records.append(azure_message("E-azure", "azure_0", "Scheduled"))
+    records += [azure_message("E-odd", "azure_1", status) for status in ("Started", "Canceled")]
     send(hub, [*records, b"{"])
 
 
-def azures(event_id: str, vm_name: str, status: str) -> bytes:
+def azure_message(event_id: str, vm_name: str, status: str) -> bytes:
     """Return Azure's message about an event of a VM without an agent."""
     scale_set = resource_id(name="azure", event_id=event_id)
     return encoded(

@@ -29,11 +29,11 @@ VARIABLES: Final = (
 
 def build() -> str:
     """Return the dashboard as JSON."""
-    of_vms = [(4, panel) for panel in _figures_of_vms()]
-    of_records = [(4, panel) for panel in _figures_of_records()]
+    figures_of_vms = [(4, panel) for panel in _figures_of_vms()]
+    figures_of_sources = [(4, panel) for panel in _figures_of_sources()]
     grid = frame.grid(
-        (3, of_vms),
-        (3, of_records),
+        (3, figures_of_vms),
+        (3, figures_of_sources),
         (7, [(14, _coming()), (10, _heard())]),
         (6, [(6, _by_type()), (6, _silent()), (6, _lag_seconds()), (6, _lag_records())]),
         (
@@ -140,7 +140,7 @@ def _figures_of_vms() -> list[Panel]:
     ]
 
 
-def _figures_of_records() -> list[Panel]:
+def _figures_of_sources() -> list[Panel]:
     buckets = _grown("notbefore_fleet_azure_delay_seconds_bucket", RANGE, "le")
     contradictions = _grown("notbefore_fleet_contradictions_total", RANGE)
     unused = _grown("notbefore_fleet_poison_records_total", RANGE)
