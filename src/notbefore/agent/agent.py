@@ -78,7 +78,7 @@ class Agent:
         self._errors = ThreadGuard(self._main.wake)
         self._systemd = SystemdNotifier()
 
-        # what the agent remembers
+        # the memory of the agent
         self._store = Store(Path(config.state.dir), clock, self._main.wake)
         self._stdout = StdoutWriter(disk=self._store.disk)
         self._state = AgentState(self._store, clock, runtime, self._stdout.write)
@@ -90,33 +90,38 @@ class Agent:
 
         # from the state to the receivers, and to IMDS
         self._heartbeats = Heartbeats(runtime, self._state, self._store)
-        orders = make_orders(config)
-        self._supervisor = Supervisor(
-            orders,
-            self._store,
-            lock=self._store.disk.lock,
-            clock=self._state,
-            check_arguments=check_arguments,
-        )
+        self._supervisor = self._make_supervisor(config, check_arguments)
         self._approver = Approver(self._state, runtime, self._errors)
         self._state.add_listener(self._approver)
 
-        # from the state to those who ask
+        # from the state to scrapes, people and commands
         access = Access(config.server)
-        self._figures = ProcessFigures(
-            runtime=runtime,
-            state=self._state,
-            store=self._store,
-            supervisor=self._supervisor,
-            errors=self._errors,
-            access=access,
-        )
+        self._figures = self._make_figures(access)
         self._view = AgentView(self._state, self._store, runtime, self._polling, self._figures)
         self._server = HttpServer(config.server, self._view.app, access)
         desk = AgentDesk(self._approver, self._store)
         self._control = ControlSocket(self._store.path.parent, desk)
         self._exporter: Exporter | None = None  # if OTLP is configured
         self._pings: Pings | None = None  # if a heartbeat is configured
+
+    def _make_supervisor(self, config: Config, check_arguments: Sequence[str]) -> Supervisor:
+        return Supervisor(
+            make_orders(config),
+            self._store,
+            lock=self._store.disk.lock,
+            clock=self._state,
+            check_arguments=check_arguments,
+        )
+
+    def _make_figures(self, access: Access) -> ProcessFigures:
+        return ProcessFigures(
+            runtime=self._runtime,
+            state=self._state,
+            store=self._store,
+            supervisor=self._supervisor,
+            errors=self._errors,
+            access=access,
+        )
 
     def run(self) -> int:
         """Serve and poll; return the exit code."""
@@ -201,7 +206,7 @@ class Agent:
             self._systemd.ready()
 
     def _use(self, config: Config) -> None:
-        """Use another configuration. If it raises ``ConfigError``, nothing has changed."""
+        """Use another configuration. Nothing has changed if this raises ``ConfigError``."""
         before = self._runtime.current.config
         orders = make_orders(config)
         check_endpoint(config.imds.endpoint)

@@ -193,11 +193,13 @@ class Approver:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._woken.clear()
-            patience = self._errors.attempt("approve", self.decide, vital=False) or LONG_WAIT
+            patience = self._errors.attempt("approve", self.decide, vital=False)
+            if patience is None:  # it has failed
+                patience = LONG_WAIT
             self._woken.wait(patience)
 
     def decide(self) -> float:
-        """Do what is due; return the seconds until something else may be due."""
+        """Carry out the decisions that are due; return the seconds until others may be due."""
         while not self._orders.empty():
             self._carry_out(self._orders.get())
 
@@ -209,12 +211,12 @@ class Approver:
                 break
             patience = min(patience, self._consider(key))
 
-        paused = self._paused.items()
-        self._paused = {key: event for key, event in paused if key in listed.events}
+        for key in self._paused.keys() - listed.events.keys():
+            del self._paused[key]
         return patience
 
     def _consider(self, key: str) -> float:
-        """Continue a begun approval, or do what the rules say.
+        """Continue a begun approval of an event, or follow the rules.
 
         Returns the seconds until more may be due.
         """
@@ -235,7 +237,7 @@ class Approver:
         runtime: Runtime,
         listed: ListedEvents,
     ) -> float:
-        """Do what the rules say about a listed event; return the seconds until more may be due."""
+        """Follow the rules for a listed event; return the seconds until more may be due."""
         planned = listed.plan(runtime, tracked)
         if not planned.is_due_action:
             return LONG_WAIT
@@ -478,9 +480,10 @@ def _objection(
 ) -> Objection | None:
     """Return why a decision is no longer valid; ``None`` if it still is."""
     tracked = listed.events.get(attempt.tracked.event.key)
-    status = tracked.event.event_status if tracked is not None else "gone"
-    if tracked is None or status != SCHEDULED:
-        return Objection("no_longer_scheduled", f"it is {status}")
+    if tracked is None:
+        return Objection("no_longer_scheduled", "it is gone")
+    if tracked.event.event_status != SCHEDULED:
+        return Objection("no_longer_scheduled", f"it is {tracked.event.event_status}")
     if tracked.not_before is not None and listed.at.time >= tracked.not_before:
         return Objection("too_late", "NotBefore came first")
     if runtime.approval_off:

@@ -55,7 +55,9 @@ class ProcessFigures:
     def read(self) -> Figures:
         """Return the figures of this moment."""
         vm = self._state.snapshot.vm
-        labels = structs.asdict(vm) if vm is not None else {}
+        labels: dict[str, str] = {}
+        if vm is not None:
+            labels = structs.asdict(vm)
         return Figures(
             version=__version__,
             python=platform.python_version(),

@@ -10,6 +10,8 @@ import threading
 from math import inf
 from typing import Final
 
+from msgspec.structs import replace
+
 from notbefore.agent.freeze import longest_between
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.thread_guard import THREAD_PATIENCE, ThreadGuard
@@ -180,50 +182,41 @@ class PollThread:
     def _poll(self) -> ImdsError | None:
         """Poll once and pass the answer to the tracker; return the error if there is no answer."""
         asked = self._clock.read()
-        started = asked.uptime
-        lag = max(0.0, started - self._due)
-        wall_lag = max(0.0, asked.wall.timestamp() - self._due_wall)
-
+        poll = Poll(
+            lag=max(0.0, asked.uptime - self._due),
+            duration=0.0,  # so far
+            wall_lag=max(0.0, asked.wall.timestamp() - self._due_wall),
+            asked=asked,
+            busy=self._busy,
+        )
         try:
             answer = self._ask()
         except ImdsError as error:
             if error.reason == "timeout":  # the answer may still come on a bad host
                 self._timeout = FIRST_TIMEOUT
-            poll = Poll(
-                lag=lag,
-                duration=self._clock.boot_time() - started,
-                error=error,
-                wall_lag=wall_lag,
-                asked=asked,
-                busy=self._busy,
-            )
+            duration = self._clock.boot_time() - asked.uptime
             if not self._stop.is_set():  # else ``stop`` has aborted the request
-                self._handle_failure(poll)
+                self._handle_failure(replace(poll, duration=duration, error=error))
             return error
 
+        duration = self._clock.boot_time() - asked.uptime
+        self._timeout = min(FIRST_TIMEOUT, max(TIMEOUT, SLOWER * duration))
+        self._handle_answer(replace(poll, duration=duration, date=answer.date), answer.body)
+        return None
+
+    def _handle_answer(self, poll: Poll, body: bytes) -> None:
+        """Pass an answer to the tracker, with its body if that is new."""
         now = self._clock.boot_time()
         self._has_answered = True
         self._last_answer = now
-        self._timeout = min(FIRST_TIMEOUT, max(TIMEOUT, SLOWER * (now - started)))
         if now >= self._next_identity:
             self._ask_identity()
 
-        new_body: bytes | None = answer.body
-        if answer.body == self._body:
-            new_body = None
-        poll = Poll(
-            lag=lag,
-            duration=now - started,
-            body=new_body,
-            date=answer.date,
-            wall_lag=wall_lag,
-            asked=asked,
-            busy=self._busy,
-        )
+        if body != self._body:
+            poll = replace(poll, body=body)
         self._body = None  # if handling it fails, an equal body counts as new
         self._pass_on(poll)
-        self._body = answer.body
-        return None
+        self._body = body
 
     # ---- the api-version
 
@@ -278,12 +271,15 @@ class PollThread:
                 self._tracker.handle(poll)
 
     def _handle_failure(self, poll: Poll) -> None:
+        """Pass a failure to the tracker, and search for IMDS if it has been silent for long."""
         now = self._clock.boot_time()
         if now >= self._next_identity:
             self._ask_identity()
         self._pass_on(poll)
 
-        patience = SILENCE if self._has_answered else FIRST_SILENCE
+        patience = FIRST_SILENCE
+        if self._has_answered:
+            patience = SILENCE
         is_silent = now - self._last_answer > patience
         if self._may_search and is_silent and now >= self._next_search:
             self._errors.attempt("poll search", self._search, vital=False)
@@ -313,7 +309,9 @@ class PollThread:
         """Ask for this VM's identity; a failure does not stop the polling."""
         is_known = self._errors.attempt("poll identity", self._identify, vital=False)
         self._identity_failed = not is_known
-        pause = IDENTITY_REFRESH if is_known else IDENTITY_RETRY
+        pause = IDENTITY_RETRY
+        if is_known:
+            pause = IDENTITY_REFRESH
         self._next_identity = self._clock.boot_time() + pause
 
     def _identify(self) -> bool:
@@ -334,7 +332,9 @@ class PollThread:
     def _search(self) -> None:
         """Look for IMDS at one address after the other; poll the first that answers from now on."""
         self._next_search = self._clock.boot_time() + SEARCH_PAUSE
-        version = FALLBACK if self._chooses_version else self._api_version
+        version = self._api_version
+        if self._chooses_version:
+            version = FALLBACK  # every endpoint knows it
         level = logging.INFO
         if self._search_failed:  # the same was logged by the previous search
             level = logging.DEBUG

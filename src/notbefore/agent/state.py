@@ -102,14 +102,9 @@ class AgentState:
         self._listeners: tuple[Listener, ...] = ()
         self._lock = threading.Lock()  # never held over the disk or the network
 
-        state = store.state
-        if state.seen is not None:
-            clock.recognize(state.seen)
-        if state.boot_id != clock.boot_id:
-            # the state may come from a disk image: IMDS has to identify the VM again
-            state = replace(state, vm=None)
-        since = state.totals.since or clock.now()
-        state = replace(state, totals=replace(state.totals, since=since))
+        if store.state.seen is not None:
+            clock.recognize(store.state.seen)
+        state = _restored(store.state, clock)
 
         # when the machine last ran before this process, if that was noted to the second
         self.noted: Instant | None = None
@@ -128,7 +123,7 @@ class AgentState:
         return self._snapshot
 
     def vm_of(self, state: StoredState) -> Vm | None:
-        """Return the identity of this VM from a state and the configuration; ``None`` without."""
+        """Return the identity of this VM by a state and the configuration; ``None``: unknown."""
         return identity(state.vm, self._runtime.current.config)
 
     def now(self) -> datetime:
@@ -190,7 +185,9 @@ class AgentState:
 
         Waits for the disk at most ``WRITE_PATIENCE`` seconds.
         """
-        changes = [change] if change is not None else []
+        changes: list[Change] = []
+        if change is not None:
+            changes.append(change)
         with self._lock:
             state = self._snapshot.state
             approvals = {**state.approvals, attempt.tracked.event.key: attempt}
@@ -251,14 +248,15 @@ class AgentState:
 
         if poll is not None and poll.asked is not None:
             state = _with_times(state, poll, config)
-            date = poll.asked.date
-            imds_time = date.timestamp() if date is not None else None
+            imds_time = None
+            if poll.asked.date is not None:
+                imds_time = poll.asked.date.timestamp()
             self._store.know_time(imds_time)
 
         self._store.commit(state, stored)
         self._publish(state, poll or self._snapshot.poll)
-        for row in stored:
-            self._write_record(row.record + b"\n")
+        for step in stored:
+            self._write_record(step.record + b"\n")
 
     def _publish(self, state: StoredState, poll: PollStatus) -> None:
         self._snapshot = AgentSnapshot(state, poll, self.vm_of(state))
@@ -269,6 +267,16 @@ class AgentState:
         if changes:
             for listener in self._listeners:
                 listener.wake()
+
+
+def _restored(state: StoredState, clock: Clock) -> StoredState:
+    """Return the stored state as this process begins with it."""
+    since = state.totals.since or clock.now()
+    totals = replace(state.totals, since=since)
+    if state.boot_id == clock.boot_id:
+        return replace(state, totals=totals)
+    # the state may come from a disk image: IMDS has to identify the VM again
+    return replace(state, totals=totals, vm=None)
 
 
 def name_of(vm: Vm | None) -> str | None:

@@ -55,9 +55,11 @@ class ThreadGuard:
 
         Used as ``threading.excepthook``.
         """
-        name = arguments.thread.name if arguments.thread is not None else "unknown"
         if not isinstance(arguments.exc_value, Exception):
             return
+        name = "unknown"
+        if arguments.thread is not None:
+            name = arguments.thread.name
         self._count(name, arguments.exc_value)
         kind_of_thread = re.split("[ -]", name)[0]
         if kind_of_thread != "http":  # input from the network must not end the process

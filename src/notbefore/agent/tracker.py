@@ -142,7 +142,9 @@ class Tracker:
         if last.failure is not None:
             log.info("IMDS answers again")
 
-        result = "changed" if is_new else "unchanged"
+        result = "unchanged"
+        if is_new:
+            result = "changed"
         figures = last.figures.plus(result, poll.lag, poll.duration)
         if is_new and document is not None:
             figures = _with_flaws(figures, document.flaws)
@@ -163,7 +165,8 @@ class Tracker:
             asked=replace(asked, date=at.date),
             api_version=self._source.api_version,
         )
-        if document is None or not (is_new or is_first or self._each_answer_counts()):
+        has_news = is_new or is_first or self._each_answer_counts()
+        if document is None or not has_news:
             self._state.publish(status)
             return
 
@@ -232,11 +235,11 @@ class Tracker:
         last = poll.asked or state.seen
         rebooted = state.seen is not None and state.seen.boot != at.boot
         is_restart = poll.answered is None
-        elsewhere = poll.outdated and not is_restart
         # the events of a state without a version may have been read in this one
-        before = state.api_version or self._source.api_version
+        previous_version = state.api_version or self._source.api_version
+        elsewhere = poll.outdated
         if is_restart:
-            elsewhere = before > self._source.api_version
+            elsewhere = previous_version > self._source.api_version
 
         unwatched = None
         if last is not None and not elsewhere:
@@ -257,7 +260,7 @@ class Tracker:
             gap=self._measured_gap(poll, at, gap, rebooted=rebooted),
             interval=self._interval,
             elsewhere=elsewhere,
-            other_version=is_restart and before != self._source.api_version,
+            other_version=is_restart and previous_version != self._source.api_version,
         )
 
     def _measured_gap(
@@ -343,7 +346,7 @@ def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:
 
 
 def _down(noted: Instant | None, at: Instant) -> datetime | None:
-    """When the machine was down at the latest, by IMDS's clock; ``None`` if IMDS gives no time."""
+    """Return when the machine was down at the latest, by IMDS's clock; ``None``: it is unknown."""
     if at.date is None:
         return None
     booted = at.date - timedelta(seconds=at.uptime)

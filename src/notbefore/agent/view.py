@@ -152,7 +152,9 @@ class AgentView:
     def status_line(self) -> str:
         """Return the agent's status in one line, for ``systemctl status``."""
         count = len(self._state.snapshot.state.tracked.events)
-        listed = "1 event listed" if count == 1 else f"{count} events listed"
+        listed = f"{count} events listed"
+        if count == 1:
+            listed = "1 event listed"
         return "; ".join((listed, *self.ready().reasons))
 
     def ping_status(self) -> PingStatus:
@@ -164,7 +166,9 @@ class AgentView:
         running = (self._clock.now() - self._figures.since).total_seconds()
         if snapshot.poll.answered is None and running < FIRST_ANSWER:
             return "start"  # it is no failure that IMDS is slow with its first answer
-        return "success" if self.ready().ok else "fail"
+        if self.ready().ok:
+            return "success"
+        return "fail"
 
     def _silence(self, snapshot: AgentSnapshot) -> str:
         """Return why the known events may be outdated, in words; empty while IMDS answers."""
@@ -240,11 +244,12 @@ class AgentView:
     def _answer_outbox(self, environ: Environ) -> Response:
         query = query_of(environ, "id", "sink")
         if "id" in query:
-            return Response(self._delivery(query["id"][-1]))
-        sink = None
+            *_, prefix = query["id"]
+            return Response(self._delivery(prefix))
         if "sink" in query:
-            sink = query["sink"][-1]
-        return Response(self._deliveries(sink))
+            *_, sink = query["sink"]
+            return Response(self._deliveries(sink))
+        return Response(self._deliveries(None))
 
     def _delivery(self, prefix: str) -> bytes:
         """Return the delivery whose id begins with ``prefix``, with its record."""
