@@ -175,7 +175,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_was_certain_was_not_called_unknown(self) -> None:
         if hasattr(self, "observer"):
-            assert self.observer.account.timid == []
+            assert self.observer.account.uncertain == []
 
 
 # 0: the few of an everyday run, the same ones each time

@@ -1,9 +1,9 @@
-"""``notbefore fleet`` under faults, with an account of the expected notifications.
+"""``notbefore fleet`` under faults, with an account of its notifications.
 
-The account shares no code with the fleet. A writer sends the changes of many VMs, and Azure's own
-messages, to the hub; a receiver keeps what arrives. Each event is announced, started and finished:
-by each VM of its scale set, by Azure, or by both. Three notifications are expected of it, in this
-order, each under a delivery id of its own.
+A writer sends the changes of many VMs, and Azure's own messages, to the hub. A receiver keeps the
+notifications. Each event is announced, started and finished; each VM of its scale set reports that,
+or Azure, or both. The account expects three notifications of each event, in this order, under three
+delivery ids. It shares no code with the fleet.
 """
 
 import json
@@ -36,6 +36,7 @@ ONLY_VMS = 1
 ONLY_AZURE = 2
 VMS = 3  # of each scale set
 SETS = 40
+PARTITIONS = 8
 PAUSE = 0.5  # seconds between two turns of the writer
 LIFE = 6  # turns from the announcement of an event to its start, and from there to its end
 PATIENCE = 240.0  # seconds without a new notification, after which the rest counts as lost
@@ -76,7 +77,7 @@ def message_of(event: str, scale_set: str, step: str, not_before: datetime) -> b
 
 
 class Writer(threading.Thread):
-    """Announces an event each turn until ``end``, and sends all changes of these events."""
+    """Announces an event each turn until ``end``, and sends the later changes of these events."""
 
     def __init__(self, hub: Hub) -> None:
         super().__init__()
@@ -92,7 +93,7 @@ class Writer(threading.Thread):
             self.join()
 
     def run(self) -> None:
-        """Announce an event, start an older one, and finish a still older one in each turn."""
+        """In each turn, announce an event, start an older one, and finish a still older one."""
         turn = 0
         while not self._ending.is_set() or turn < len(self.begun) + 2 * LIFE:
             if not self._ending.is_set():
@@ -117,7 +118,7 @@ class Writer(threading.Thread):
         self._send(f"sub/rg/{name}", changes)
 
     def _send(self, key: str, bodies: list[bytes]) -> None:
-        """Send until the hub has accepted: the next change waits, so that the order is kept."""
+        """Send until the hub accepts. The next change waits, so that the order is kept."""
         while True:
             with suppress(EventHubError, OSError):
                 send(self._hub, bodies, key)
@@ -126,19 +127,19 @@ class Writer(threading.Thread):
 
 
 class Account(NamedTuple):
-    """Compares the notifications that arrived with those that were expected."""
+    """Counts the differences between the expected and the received notifications."""
 
     wanted: int  # notifications
     lost: int
     out_of_order: int  # events
-    twice: int  # under another delivery id: people were notified of the same step again
-    repeated: int  # under the same delivery id
+    twice: int  # the same step under another delivery id, so that people see it again
+    repeated: int  # the same step under the same delivery id
 
     @classmethod
     def of(cls, events: list[str], hook: HttpPeer) -> "Account":
-        """Compare the notifications at the receiver with those expected of these events."""
+        """Compare the notifications at the receiver with those expected for these events."""
         notifications = notified(hook)
-        first: dict[tuple[str, str], int] = {}  # the index of the first notification of a step
+        first: dict[tuple[str, str], int] = {}  # event and step -> index of the first notification
         for index, (event, step, _) in enumerate(notifications):
             first.setdefault((event, step), index)
         lost = 0
@@ -180,12 +181,12 @@ def notified(hook: HttpPeer) -> list[tuple[str, str, str]]:
 
 
 class Scene(ExitStack):
-    """A hub, a receiver, a writer and instances; ``store``: with a checkpoint store."""
+    """A hub, a receiver, a writer and instances, and with ``store`` a checkpoint store."""
 
     def __init__(self, directory: Path, instances: int, *, store: bool = True) -> None:
         super().__init__()
         self._directory = directory
-        self.hub = self.enter_context(Hub(directory, partitions=8))
+        self.hub = self.enter_context(Hub(directory, partitions=PARTITIONS))
         self.hook = self.enter_context(HttpPeer())
         self.blobs = self.enter_context(Azurite(directory)) if store else None
         self.instances: list[RunningFleet] = []
@@ -199,7 +200,7 @@ class Scene(ExitStack):
             }
         self._config = write_fleet_config(directory, self.hub, self.hook.url, **options)
         values = yaml.safe_load(self._config.read_text(encoding="utf-8"))
-        # else announcements of ended events would not be sent
+        # otherwise the courier drops the announcement of an event that has ended
         values["sinks"]["hook"]["webhook"]["expire_on_end"] = False
         self._config.write_text(yaml.safe_dump(values), encoding="utf-8")
         self.writer = Writer(self.hub)
@@ -207,11 +208,19 @@ class Scene(ExitStack):
             self.add()
 
     def __enter__(self) -> Self:
-        # events that end before an instance reads their partition are not notified
-        eventually(lambda: self.metric("notbefore_fleet_partitions") == 8, patience=PATIENCE)
+        # the fleet does not notify events that end before an instance reads their partition
+        self.wait_until_all_are_read()
         self.writer.start()
         self.progress()
         return self
+
+    def wait_until_all_are_read(self) -> None:
+        """Wait until the instances read all partitions."""
+
+        def all_read() -> bool:
+            return self.metric("notbefore_fleet_partitions") == PARTITIONS
+
+        eventually(all_read, patience=PATIENCE)
 
     def _end(self) -> None:
         self.writer.end()
@@ -226,7 +235,7 @@ class Scene(ExitStack):
         self.instances.append(RunningFleet(self._config, state))
 
     def kill(self, number: int = -1, *, disk: bool = False) -> Path:
-        """Kill an instance, and return its state directory; ``disk``: delete that too."""
+        """Kill an instance, and return its state directory; with ``disk``, delete that too."""
         instance = self.instances.pop(number)
         self._ended.append(instance)
         instance.stop(signal.SIGKILL)
@@ -244,6 +253,18 @@ class Scene(ExitStack):
         wanted = self.notified() + count
         eventually(lambda: self.notified() >= wanted, patience=PATIENCE)
 
+    def wait_for_snapshots(self) -> None:
+        """Wait until the checkpoint store has a new snapshot of each partition."""
+        assert self.blobs is not None
+        store = self.blobs
+        start = time.time()
+
+        def all_written() -> bool:
+            times = [snapshot.at for snapshot in store.snapshots()]
+            return len(times) == PARTITIONS and min(times) > start
+
+        eventually(all_written, patience=PATIENCE)
+
     def metric(self, name: str) -> float:
         """Return the sum of a metric over the instances that answer."""
         total = 0.0
@@ -253,12 +274,15 @@ class Scene(ExitStack):
         return total
 
     def takeovers(self) -> int:
-        """Return how often the instances began to read a partition, by their logs."""
+        """Return how often instances began to read a partition, according to their logs."""
         instances = self.instances + self._ended
         return sum(instance.log.count(": reading from sequence") for instance in instances)
 
     def settle(self) -> Account:
-        """End the writer, wait until no notification is missing, and return the account."""
+        """End the writer, wait for the missing notifications, and return the account.
+
+        Without progress for ``PATIENCE`` seconds, they count as lost.
+        """
         self.writer.end()
         last_progress = time.monotonic()
         seen = 0
@@ -284,7 +308,7 @@ def _removed(path: Path) -> bool:
 def kills(directory: Path, times: int, instances: int = 2, stops: int = 0) -> tuple[Account, str]:
     """Kill one instance again and again.
 
-    Every other time it loses its disk, if there is a checkpoint store. ``stops``: how often another
+    With a checkpoint store, every other kill also deletes the disk. ``stops``: how often another
     instance hangs for some seconds, perhaps longer than ``takeover``.
     """
     has_store = instances > 1
@@ -324,7 +348,7 @@ def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
 
         account = scene.settle()
         description = (
-            f"away and hung for {seconds:.0f} s each: {scene.notified() - before} were notified"
+            f"away and hung for {seconds:.0f} s each: {scene.notified() - before} notifications"
             " meanwhile"
         )
         return account, description
@@ -338,9 +362,10 @@ def _kill_meanwhile(scene: Scene, seconds: float) -> None:
 
 
 def _recover(scene: Scene) -> None:
-    """Wait until the instances have written and shared all partitions again."""
+    """Wait until the instances have shared and written all partitions again."""
     scene.progress()
-    time.sleep(20)
+    scene.wait_until_all_are_read()
+    scene.wait_for_snapshots()
 
 
 def container_deleted(directory: Path) -> tuple[Account, str]:
@@ -348,15 +373,14 @@ def container_deleted(directory: Path) -> tuple[Account, str]:
     with Scene(directory, 2) as scene:
         assert scene.blobs
         scene.progress()
-        time.sleep(6)  # snapshots are written
+        scene.wait_for_snapshots()
         scene.blobs.delete_container()
         eventually(lambda: scene.metric(ERRORS))
         scene.blobs.make_container()
-        # until the instances have written again, only their memory has the state
-        time.sleep(12)
+        scene.wait_for_snapshots()
         scene.add(scene.kill())
         scene.progress(12)
-        eventually(lambda: scene.metric("notbefore_fleet_partitions") == 8)
+        scene.wait_until_all_are_read()
         account = scene.settle()
         return account, "deleted and made again, and an instance killed after it"
 

@@ -1,10 +1,8 @@
-"""What agents would have reported of past hours: the simulator's scenarios played through the core,
-on a past clock.
+"""Metrics of agents in past hours, made by the core from the simulator's scenarios.
 
-The samples are those of ``samples()``, as an agent serves them; the clock, the polls and the
-interruptions are made up. Rendered as OpenMetrics with timestamps, for ``promtool tsdb
-create-blocks-from openmetrics``. A ``Present`` serves those that have not ended on from there, for
-a Prometheus to scrape.
+The clock, the polls and the interruptions are invented. ``openmetrics`` renders the samples with
+timestamps, for ``promtool tsdb create-blocks-from openmetrics``. ``Present`` serves the metrics of
+the same agents now, for a Prometheus to scrape.
 """
 
 import http.server
@@ -41,21 +39,18 @@ SINKS = ("oncall", "hub")
 
 @dataclass
 class PastVm:
-    """A VM of the past and its agent, from ``begins`` to ``ends`` in Unix seconds.
-
-    ``group``: its events.
-    """
+    """A VM and its agent, from ``begins`` to ``ends`` in Unix seconds."""
 
     name: str
-    group: Sequence[Play]
+    plays: Sequence[Play]  # the events of its scale set
     begins: float
     ends: float
     location: str = "westeurope"
     resource_group: str = "fleet"
-    deaf_from: float = float("inf")  # IMDS does not answer any more
-    degraded: bool = False
-    gone: bool = False  # it no longer exists, and serves no metrics
-    interruption: float = 4.0  # seconds that each of its events stops it
+    deaf_from: float = float("inf")  # when IMDS stops answering
+    degraded: bool = False  # whether its store is degraded
+    gone: bool = False  # whether it no longer exists, and serves no metrics
+    interruption: float = 4.0  # seconds for which each of its events stops it
     tracked: Tracked = field(default_factory=Tracked)
     totals: Totals = field(default_factory=Totals)
     polling: PollFigures = field(default_factory=PollFigures)
@@ -67,85 +62,101 @@ class PastVm:
         return f"{self.name.lower().replace('_', '-')}:10169"
 
     def look(self, now: float, step: float) -> Iterator[Family]:
-        """Poll once, and tell what /metrics would."""
+        """Poll for ``step`` seconds, and return the metrics that the agent then serves."""
         if now < self.deaf_from:
             self._poll(now, step)
         else:
-            self.polling.results["timeout"] = self.polling.results.get("timeout", 0) + round(step)
+            self._count_polls("timeout", round(step))
             self.polling = replace(self.polling, answering=False)
-        place = {
+        vm = {
             "name": self.name,
             "location": self.location,
             "resource_group": self.resource_group,
+            "scale_set": self.name.rpartition("_")[0],
+            "zone": "1",
         }
-        vm = {**place, "scale_set": self.name.rpartition("_")[0], "zone": "1"}
-        config = ConfigFigures(loaded=self.begins)
         figures = Figures(
-            "0.1.0", "3.11.2", "2020-07-01", config=config, store_degraded=self.degraded, vm=vm
+            "0.1.0",
+            "3.11.2",
+            "2020-07-01",
+            config=ConfigFigures(loaded=self.begins),
+            store_degraded=self.degraded,
+            vm=vm,
         )
-        outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency)
-        moment = datetime.fromtimestamp(now, UTC)
-        return samples(
-            MetricsSnapshot(self.tracked, self.totals, figures, moment, outbox, SINKS, self.polling)
+        snapshot = MetricsSnapshot(
+            tracked=self.tracked,
+            totals=self.totals,
+            figures=figures,
+            now=datetime.fromtimestamp(now, UTC),
+            outbox=OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency),
+            sinks=SINKS,
+            polling=self.polling,
         )
+        return samples(snapshot)
+
+    def _count_polls(self, result: str, count: int) -> None:
+        self.polling.results[result] = self.polling.results.get(result, 0) + count
 
     def _poll(self, now: float, step: float) -> None:
-        items = [
-            item
-            for play in self.group
-            if play.begun <= now and (item := play.item(now)) is not None
-        ]
+        """Let IMDS answer each second, and let the last answer list the events of ``now``."""
+        items: list[dict[str, Any]] = []
+        for play in self.plays:
+            if play.begun <= now:
+                item = play.item(now)
+                if item is not None:
+                    items.append(item)
         gap = self.interruption if self.tracked.interrupting else 0.0
         moment = datetime.fromtimestamp(now, UTC)
-        done = diff(
-            self.tracked,
-            document(*items),
-            Observation(Instant(moment, date=moment), self.name, gap=gap),
-        )
-        self.tracked = done.tracked
-        for change in done.changes:
+        observation = Observation(Instant(moment, date=moment), self.name, gap=gap)
+        difference = diff(self.tracked, document(*items), observation)
+
+        self.tracked = difference.tracked
+        for change in difference.changes:
             self.totals = self.totals.plus(change)
-            for sink in SINKS if change.scope == "self" else ():
-                self._deliver(sink)
-        self.polling.results["unchanged"] = (
-            self.polling.results.get("unchanged", 0) + round(step) - 3
-        )
+            if change.scope == "self":
+                for sink in SINKS:
+                    self._deliver(sink)
+
+        # three polls also count in the histogram of durations
+        self._count_polls("unchanged", round(step) - 3)
         for seconds in (0.002, 0.004):
             self.polling = self.polling.plus("unchanged", 0.001, seconds)
-        self.polling = self.polling.plus("changed" if done.changes else "unchanged", 0.001, 0.02)
+        result = "changed" if difference.changes else "unchanged"
+        self.polling = self.polling.plus(result, 0.001, 0.02)
         self.polling = replace(self.polling, last_success=now, answering=True)
 
     def _deliver(self, sink: str) -> None:
-        number = sum(self.counts.values())
-        for result in (
-            ("accepted", "delivered") if number % 7 else ("accepted", "failed", "delivered")
-        ):
+        """Count a delivery; each seventh one fails first and takes longer."""
+        is_slow = sum(self.counts.values()) % 7 == 0
+        results = ["accepted", "delivered"]
+        seconds = 0.3
+        if is_slow:
+            results.append("failed")
+            seconds = 8.0
+        for result in results:
             self.counts[sink, result] = self.counts.get((sink, result), 0) + 1
-        known = self.latency.get(sink, Histogram.empty(LATENCY_BOUNDS))
-        self.latency[sink] = known.plus(0.3 if number % 7 else 8.0)
+        latency = self.latency.get(sink, Histogram.empty(LATENCY_BOUNDS))
+        self.latency[sink] = latency.plus(seconds)
 
 
 def openmetrics(vms: Iterable[PastVm], step: float) -> bytes:
-    """The whole past of these VMs."""
+    """Return the samples of these VMs, from their beginnings to their ends."""
     lines: list[str] = []
     for vm in vms:
-        now = vm.begins
         target = {"instance": vm.instance, "job": "notbefore"}
+        now = vm.begins
         while now <= vm.ends:
             lines.append(f"{series('up', target)} 1 {now}")
-            samples = (
-                sample for family in vm.look(now, step) for sample in client_metric(family).samples
-            )
-            lines += [
-                f"{series(sample.name, {**sample.labels, **target})} {sample.value} {now}"
-                for sample in samples
-            ]
+            for family in vm.look(now, step):
+                for sample in client_metric(family).samples:
+                    name = series(sample.name, {**sample.labels, **target})
+                    lines.append(f"{name} {sample.value} {now}")
             now += step
     return "\n".join((*lines, "# EOF\n")).encode()
 
 
 class Present(HttpPeer):
-    """Serves the metrics of VMs whose past is over, each under ``/NAME``."""
+    """Serves the present metrics of VMs, each under ``/NAME``."""
 
     def __init__(self, vms: Iterable[PastVm]) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
-"""``Hub``: the simulated Event Hub as a process that a test starts, kills, orders to fail, and
-reads.
+"""``Hub`` runs the simulated Event Hub as a process.
+
+A test can kill it, start it again, order faults, and read the stored events.
 """
 
 import base64
@@ -19,7 +20,7 @@ KEY = "c2VjcmV0LWtleS1vZi10aGUtaHVi"
 
 
 class Stored(NamedTuple):
-    """One event in the log of the hub."""
+    """One event that the hub has stored."""
 
     partition: int
     key: str | None
@@ -29,13 +30,13 @@ class Stored(NamedTuple):
 
     @property
     def envelope(self) -> dict[str, Any]:
-        """The CloudEvent."""
+        """The stored CloudEvent."""
         envelope: dict[str, Any] = json.loads(self.body)
         return envelope
 
 
 class Hub:
-    """Runs ``python -m support.event_hub`` with a hub ``changes`` that is kept on disk."""
+    """Runs ``python -m support.event_hub``, which keeps the hub ``changes`` in ``directory``."""
 
     def __init__(self, directory: Path, *words: str, partitions: int = 4) -> None:
         needs("proton")
@@ -59,13 +60,13 @@ class Hub:
 
     def start(self) -> Self:
         """Start the process, and wait until it listens."""
-        self._process = subprocess.Popen(  # in a process group of its own: it gets no Ctrl-C
+        self._process = subprocess.Popen(
             self._command,
             cwd=TESTS,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            process_group=0,
+            process_group=0,  # so that Ctrl-C does not reach it
         )
         assert self._process.stdout
         assert self._process.stdout.readline().startswith("listening")
@@ -94,10 +95,10 @@ class Hub:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        self.kill(signal.SIGTERM)  # so that its coverage is written down
+        self.kill(signal.SIGTERM)  # a process that is killed would not write its coverage
 
     def connection_string(self, key: str = KEY, name: str = "root") -> str:
-        """Return a connection string with this key of shared access signatures."""
+        """Return a connection string with this shared access key."""
         return (
             f"Endpoint=sb://127.0.0.1:{self.port};SharedAccessKeyName={name};SharedAccessKey={key};"
             "EntityPath=changes;UseDevelopmentEmulator=true"
@@ -105,13 +106,13 @@ class Hub:
 
     @property
     def stored(self) -> Sequence[Stored]:
-        """The events that the hub has written."""
+        """The events that the hub has stored, without a last line that is not yet complete."""
         lines = self._store.read_bytes().splitlines(keepends=True)
         return [_read(json.loads(line)) for line in lines if line.endswith(b"\n")]
 
 
 def _read(row: dict[str, Any]) -> Stored:
-    from proton import Message  # noqa: PLC0415 - it is not there where it could not be built
+    from proton import Message  # noqa: PLC0415 - some machines cannot build it
 
     from support.event_hub.connection import text_of  # noqa: PLC0415 - as above
 

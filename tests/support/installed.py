@@ -1,6 +1,4 @@
-"""An environment in which notbefore is installed, and another version of it that can be installed
-in its place.
-"""
+"""Installs notbefore into an environment of its own, in this version or in a newer one."""
 
 import re
 import shutil
@@ -11,7 +9,8 @@ from pathlib import Path
 from support import agent
 
 ROOT = Path(__file__).parents[2]
-NEWER = {  # file -> what is another in the newer version
+# file -> the pattern and the text of the changes that make a newer version
+NEWER = {
     "pyproject.toml": (r'(?m)^version = ".*"$', 'version = "9.9.9"'),
     "src/notbefore/__init__.py": (r'__version__ = ".*"', '__version__ = "9.9.9"'),
 }
@@ -23,7 +22,7 @@ def run(*command: str | Path) -> None:
 
 
 def wheel(place: Path, changes: dict[str, tuple[str, str]]) -> Path:
-    """This tree as a wheel, with these changes."""
+    """Build a wheel of this working tree with these changes."""
     source = place / "source"
     shutil.copytree(
         ROOT, source, ignore=shutil.ignore_patterns(".*", "tests", "node_modules", "__pycache__")
@@ -54,9 +53,9 @@ def install(place: Path, file: Path) -> None:
 
 
 def environment(place: Path, file: Path) -> Path:
-    """An environment that holds a wheel.
+    """Make an environment, and install a wheel into it.
 
-    What it depends on is lent by the one that the tests run in.
+    The environment of the tests lends the dependencies.
     """
     run(sys.executable, "-m", "venv", "--without-pip", place)
     install(place, file)

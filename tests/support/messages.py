@@ -1,4 +1,4 @@
-"""Messages for sinks about a change of a VM, with the record that the agent would write."""
+"""Messages for sinks about a change, with the record that the agent would write."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -42,14 +42,13 @@ def message(
 ) -> Message:
     """Return the message about the last change of an event.
 
-    ``looks``: the fields of the event in each document; ``None``: it is not listed. ``seconds``:
-    the times of the documents. ``fields``: other fields of the message.
+    ``looks``: the fields of the event in each document, or ``None`` if it is not listed.
+    ``seconds``: the times of the documents. ``fields``: further fields of the message.
     """
     last = last_change(*(looks or ({},)), seconds=seconds)
     line = record_of(last, vm, exercise=exercise).line()
-    (delivery,) = deliveries(
-        last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), vm
-    )
+    routing = Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()})
+    (delivery,) = deliveries(last, line, routing, vm)
     if kind is not None:
         fields["kind"] = kind
     return msgspec.structs.replace(Message.of(delivery, last.time), **fields)
@@ -61,18 +60,18 @@ def sink_of(config: SinkConfig, messages: Messages = Messages()) -> Sink:  # noq
 
 
 def sent(config: SinkConfig, *messages: Message) -> list[Receipt]:
-    """Send messages, by default one, through a sink, and return the receipts."""
+    """Send messages, by default one, through a new sink, and return the receipts."""
     with closing(sink_of(config, Messages(links=LINKS))) as sink:
-        return [sink.send(sent_message) for sent_message in messages or (message(),)]
+        return [sink.send(to_send) for to_send in messages or (message(),)]
 
 
 def outcomes(sink: Sink, *messages: Message) -> list[Receipt | SendError]:
     """Send messages, by default one, close the sink, and return the receipts or errors."""
     results: list[Receipt | SendError] = []
     with closing(sink):
-        for sent_message in messages or (message(),):
+        for to_send in messages or (message(),):
             try:
-                results.append(sink.send(sent_message))
+                results.append(sink.send(to_send))
             except SendError as error:
                 results.append(error)
     return results

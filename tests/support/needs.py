@@ -1,5 +1,6 @@
-"""What the tests need of the machine beside Python's packages: where it is missing they are
-skipped, and say so.
+"""Programs and rights that tests need in addition to Python packages.
+
+A test is skipped on a machine that lacks one of them, and the reason says how to get it.
 """
 
 import importlib.util
@@ -16,28 +17,34 @@ from pathlib import Path
 
 import pytest
 
+NOBODY = 65534  # the id of the user ``nobody``
+
 
 def _may_mount() -> bool:
-    """A namespace of its own in which a disk can be mounted."""
+    """Return whether this process may mount disks in a namespace."""
+    command = ["unshare", "--mount", "true"]
     try:
-        return (
-            subprocess.run(
-                ["unshare", "--mount", "true"], capture_output=True, check=False
-            ).returncode
-            == 0
-        )
+        completed = subprocess.run(command, capture_output=True, check=False)
     except OSError:
         return False
+    return completed.returncode == 0
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
 
 
 def compiler() -> list[str] | None:
-    """The command of a C compiler: this machine's, or the one that came as a Python package."""
-    if found := shutil.which("cc"):
-        return [found]
-    return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
+    """Return the command of a C compiler: the machine's, or the Python package ``ziglang``."""
+    path = shutil.which("cc")
+    if path is not None:
+        return [path]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc"]
+    return None
 
 
-COMMANDS = {  # on the PATH -> what brings it
+COMMANDS = {  # command -> how to install it
     "amtool": "apt-get install prometheus-alertmanager",
     "awk": "apt-get install mawk",
     "azurite-blob": "npm install --global --ignore-scripts azurite@3.35.0",
@@ -58,55 +65,57 @@ COMMANDS = {  # on the PATH -> what brings it
     "unshare": "apt-get install util-linux",
     "zsh": "apt-get install zsh",
 }
-NEEDS: dict[str, tuple[str, Callable[[], object]]] = {  # how to get it, and whether it is here
-    **{name: (get, partial(shutil.which, name)) for name, get in COMMANDS.items()},
+# need -> how to get it, and a function that returns something true if it is here
+NEEDS: dict[str, tuple[str, Callable[[], object]]] = {
+    **{name: (install, partial(shutil.which, name)) for name, install in COMMANDS.items()},
     "IPv6": ("enable it on the loopback interface", socket.has_dualstack_ipv6),
     "a C compiler": ("apt-get install gcc libc6-dev", compiler),
     "proton": (
         "apt-get install gcc python3-dev, and make clean",
         partial(importlib.util.find_spec, "proton"),
     ),
-    "root": ("run the tests as root", lambda: os.geteuid() == 0),
+    "root": ("run the tests as root", _is_root),
     "the right to mount": ("run the tests as root, with unshare", _may_mount),
 }
 
 
 @cache
 def is_here(name: str) -> bool:
-    """Whether this machine has what ``NEEDS`` calls so."""
-    return bool(NEEDS[name][1]())
+    """Return whether this machine has an item of ``NEEDS``."""
+    _, is_available = NEEDS[name]
+    return bool(is_available())
 
 
 def needs(*names: str) -> None:
-    """Skip the test unless this machine has all of these, which ``NEEDS`` knows."""
-    if missing := [name for name in names if not is_here(name)]:
-        ways = dict.fromkeys(NEEDS[name][0] for name in missing)
+    """Skip the test unless this machine has all of these items of ``NEEDS``."""
+    missing = [name for name in names if not is_here(name)]
+    if missing:
+        ways = dict.fromkeys(NEEDS[name][0] for name in missing)  # each way once
         pytest.skip(f"needs {', '.join(missing)} ({'; '.join(ways)})")
 
 
 def skip_summary(reasons: Iterable[str]) -> str:
-    """What a run did not see, in one line: how many tests for want of what."""
-    counted = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
-    return f"{counted.total()} skipped: " + ", ".join(
-        f"{n} {reason}" for reason, n in counted.most_common()
-    )
+    """Return in one line how many tests were skipped, in all and for each reason."""
+    counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
+    parts = [f"{count} {reason}" for reason, count in counts.most_common()]
+    return f"{counts.total()} skipped: {', '.join(parts)}"
 
 
 @contextmanager
 def ordinary_user() -> Iterator[None]:
-    """This process as somebody who is not root."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
+    """Let this process have no rights of root."""
+    was_root = _is_root()
+    if was_root:
+        os.seteuid(NOBODY)
     try:
         yield
     finally:
-        if root:
+        if was_root:
             os.seteuid(0)
 
 
 def compile_library(source: Path, library: Path) -> None:
-    """A shared library of one file in C."""
+    """Compile a file in C into a shared library."""
     needs("a C compiler")
     command = compiler()
     assert command

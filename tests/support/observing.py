@@ -1,6 +1,7 @@
-"""``Observer``: an agent's tracker with its real state file in a ``World``.
+"""``Observer`` runs an agent's tracker with its real state file in a ``World``.
 
-A test starts, polls, disturbs and kills it, also at a commit; each of its reports is judged.
+A test starts, polls, disturbs and kills the agent, also at a commit. The observer judges each of
+its reports.
 """
 
 import itertools
@@ -34,7 +35,7 @@ class KilledError(Exception):
 
 
 class WorldClock(Clock):
-    """The clocks of the machine in the world."""
+    """Shows the clocks of the machine in the world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -57,8 +58,9 @@ class WorldMeter(FreezeMeter):
         super().__init__(WorldClock(world))
         self.world = world
         self.on = False
-        self.taken = self.lag = 0.0
-        self.offset = world.wall_offset
+        self.lag = 0.0
+        self.taken_at = 0.0  # when the last measurement ended
+        self.offset = world.wall_offset  # of the wall clock at that time
 
     @property
     def running(self) -> bool:
@@ -66,26 +68,27 @@ class WorldMeter(FreezeMeter):
 
     def switch(self, *, on: bool) -> None:
         if on and not self.on:
-            self.taken = self.world.now
+            self.taken_at = self.world.now
             self.offset = self.world.wall_offset
         self.on = on
 
     def take(self) -> Gap:
-        paused = [
-            end - begin for begin, end, right in self.world.pauses if begin >= self.taken and right
-        ]
-        stepped = max(0.0, self.world.wall_offset - self.offset)
-        self.taken = self.world.now
+        longest = 0.0
+        for pause in self.world.pauses:
+            if pause.begin >= self.taken_at and pause.put_right:
+                longest = max(longest, pause.seconds)
+        step = max(0.0, self.world.wall_offset - self.offset)
+        self.taken_at = self.world.now
         self.offset = self.world.wall_offset
-        return Gap(max([0.0, *paused]) + stepped, 0.0)
+        return Gap(longest + step, 0.0)
 
 
 def ignore_record(_line: bytes) -> None:
-    """Nobody reads the records: the judge reads the history."""
+    """Drop a record: the observer reads the records of the history."""
 
 
 class FragileStore(Store):
-    """Kills the process ``before`` or ``after`` the next commit, as ``die`` says."""
+    """Kills the process ``before`` or ``after`` the next commit, depending on ``die``."""
 
     die: str | None = None
 
@@ -98,16 +101,16 @@ class FragileStore(Store):
 
 
 class Observer:
-    """Runs one agent after the other on one state file in a world, and judges every report."""
+    """Runs agents in turn on one state file in a world, and judges every report."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.world = World(random.Random(seed))  # noqa: S311 - chance, not secrets
         self.account = Account(self.world)
         self.directory = directory
-        self.read = 0  # how many rows of the history were judged
+        self.judged = 0  # how many records of the history were judged
         self.tracker: Tracker | None = None  # of the running agent
-        self.named = False  # IMDS has named the VM to this agent
-        self.unknown_disk = False  # the disk was moved, and IMDS has not named its VM yet
+        self.named = False  # whether IMDS has named the VM to this agent
+        self.unknown_disk = False  # whether the disk was moved, and IMDS has not yet named its VM
         self.start(named=True)
 
     def start(self, *, named: bool) -> None:
@@ -118,7 +121,8 @@ class Observer:
         self.tracker = Tracker(self.state, self.store, WorldMeter(self.world))
         self.tracker.use("http://imds", "2020-07-01")
         self.last_body: bytes | None = None
-        self.waited_from = (self.world.now, self.world.wall_offset)
+        self.last_poll = self.world.now
+        self.offset_at_last_poll = self.world.wall_offset
         self.first_answer: float | None = None
         self.named = False
         self.account.perturb()
@@ -157,8 +161,8 @@ class Observer:
         """Poll, and get a good answer."""
         self.answer(self.body(self.world.ask()), {})
 
-    def poll_spoilt(self, how: str) -> None:
-        """Poll, and get an answer in which a part of the first event is unreadable."""
+    def poll_spoilt(self, part: str) -> None:
+        """Poll, and get an answer in which this part of the first event is unreadable."""
         items = self.world.ask()
         if not items:
             self.answer(self.body(items), {})
@@ -172,7 +176,7 @@ class Observer:
             "resources": ({**first, "Resources": 17}, {key: False}),
             "not_before": ({**first, "NotBefore": "soon"}, {key: False}),
         }
-        item, unread = spoilt[how]
+        item, unread = spoilt[part]
         self.answer(self.body([item, *rest]), unread)
 
     def body(self, items: list[dict[str, Any]]) -> bytes:
@@ -182,12 +186,12 @@ class Observer:
     def answer(self, body: bytes, unread: dict[str, bool]) -> None:
         """Hand an answer to the tracker, and judge its reports.
 
-        ``unread``: which of its events, or fields of events, are spoilt (see ``Account.shown``).
+        ``unread``: see ``Account.shown``.
         """
         if self.tracker is None:
             return
         new_body = None if body == self.last_body else body
-        poll = Poll(0.0, 0.01, body=new_body, date=self.world.date, wall_lag=self.late())
+        poll = Poll(0.0, 0.01, body=new_body, date=self.world.date, wall_lag=self.lateness())
         try:
             self.tracker.handle(poll)
         except KilledError:
@@ -202,29 +206,33 @@ class Observer:
             self.account.shown(self.world.ask(), unread)
 
     def waits(self) -> bool:
-        """Return whether the agent still waits, at most ten seconds, for the name of its VM."""
+        """Return whether the agent still waits for the name of its VM, at most ten seconds."""
         if self.first_answer is None:
             self.first_answer = self.world.uptime
-        waits = self.state.snapshot.poll.answered is None
-        assert not (waits and self.named), "it waits for a name that it knows"
-        assert not (waits and self.world.uptime - self.first_answer > 10), "it waits for too long"
-        return waits
+        if self.state.snapshot.poll.answered is not None:
+            return False
+        assert not self.named, "the agent waits for a name that it has"
+        assert self.world.uptime - self.first_answer <= 10, "the agent waits for too long"
+        return True
 
     def fail(self) -> None:
         """Poll, and get no answer."""
         if self.tracker is not None:
             error = ImdsError("refused", "no")
-            self.tracker.handle(Poll(0.0, 0.01, error=error, wall_lag=self.late()))
+            self.tracker.handle(Poll(0.0, 0.01, error=error, wall_lag=self.lateness()))
 
-    def late(self) -> float:
-        """Return by how many seconds a poll is late on the wall clock.
+    def lateness(self) -> float:
+        """Return by how many seconds this poll is late on the wall clock.
 
-        The clock since the boot shows no pause.
+        Pauses and steps of the wall clock make it late. The clock since the boot shows no pause.
         """
-        since, offset = self.waited_from
-        self.waited_from = (self.world.now, self.world.wall_offset)
-        paused = [end - begin for begin, end, _ in self.world.pauses if begin >= since]
-        return max(0.0, sum(paused) + self.world.wall_offset - offset)
+        late = self.world.wall_offset - self.offset_at_last_poll
+        for pause in self.world.pauses:
+            if pause.begin >= self.last_poll:
+                late += pause.seconds
+        self.last_poll = self.world.now
+        self.offset_at_last_poll = self.world.wall_offset
+        return max(0.0, late)
 
     def seconds(self, count: int, *, answers: bool = True) -> None:
         """Let so many seconds pass with a poll in each."""
@@ -243,20 +251,20 @@ class Observer:
         if self.tracker is None:
             return
         history = Store.history(self.store, None, 1_000_000)
-        unread = itertools.islice(history.records, self.read, None)
-        records = [json.loads(record) for record in unread]
-        self.read += len(records)
+        new_records = itertools.islice(history.records, self.judged, None)
+        records = [json.loads(record) for record in new_records]
+        self.judged += len(records)
         self.account.judge(records, self.world.vm if self.named else None)
 
 
 def disable_disk_timeouts(patch: pytest.MonkeyPatch) -> None:
-    """Let no disk of the world seem to hang because this machine is busy."""
+    """Let no disk of the world count as hanging because this machine is busy."""
     do = DiskThread.do
 
-    def do_patiently(
+    def do_with_patience(
         disk: DiskThread, action: Callable[[], None], _patience: object = None, *rest: Any
     ) -> object:
         return do(disk, action, 600.0, *rest)
 
-    patch.setattr(DiskThread, "do", do_patiently)
+    patch.setattr(DiskThread, "do", do_with_patience)
     patch.setattr(DiskThread, "hangs", False)
