@@ -1,6 +1,6 @@
 """``notbefore approve EVENT_ID``: let Azure start an event now.
 
-Shows the effect and the affected VMs, and asks.
+The command shows the effect and the affected VMs, and asks whether to approve the event.
 """
 
 import argparse
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser, owner: str = "the agent") -> 
         "--unchanged",
         metavar="FILE",
         help=(
-            "only if the event is still as in this record: a file with its JSON, or - for standard"
-            " input"
+            "approve only if the event is still as in this record: a file with its JSON, or - for"
+            " standard input"
         ),
     )
     add_state(parser, owner)
@@ -86,7 +86,9 @@ def approve(options: argparse.Namespace, directory: Path) -> int:
     if shown.event is None:
         raise NotBeforeError(shown.words)
     if expected is not None and _facts(expected) != _facts(shown.event):
-        raise NotBeforeError("nothing was sent: the event is no longer the one in the record")
+        raise NotBeforeError(
+            "nothing was sent: the event is no longer the one in the record: see `notbefore events`"
+        )
     sys.stdout.write(describe(shown.event))
     if shown.words:  # there is nothing left to decide
         sys.stdout.write(escaped(shown.words) + "\n")
@@ -105,7 +107,9 @@ def approve(options: argparse.Namespace, directory: Path) -> int:
     )
     reply = ask_agent(directory, request, ControlReply)
     sys.stdout.write(escaped(reply.words) + "\n")
-    return 0 if reply.done else 1
+    if reply.done:
+        return 0
+    return 1
 
 
 def _read_record(path: str) -> Record:

@@ -60,17 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="starting",
         choices=MODULES,
         default="run",
-        help="the command that is to start with it (default: run)",
+        help="the command that will read it (default run)",
     )
     parser.add_argument(
         "--render",
         nargs="?",
         const=EVERY_SINK,
         metavar="SINK",
-        help="show the texts about each kind of event, for each sink or for the one named",
+        help="show the messages about each type of event, as each sink or the named one gets them",
     )
     parser.add_argument("--strict", action="store_true", help="exit with 2 if there is a warning")
-    add_json(parser, "one JSON object")
+    add_json(parser, "print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:

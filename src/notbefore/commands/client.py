@@ -74,8 +74,8 @@ class AgentClient(Struct, frozen=True):
             ) from None
         except SSLError as error:
             raise NotBeforeError(
-                f"{self.url}: TLS failed ({error}): is it this agent, and is --ca-file or"
-                " --cert-file needed?"
+                f"{self.url}: TLS failed ({error}): is it this agent, and does it need --ca-file or"
+                " --cert-file?"
             ) from None
         except requests.RequestException as error:
             raise NotBeforeError(
@@ -122,7 +122,8 @@ class AgentClient(Struct, frozen=True):
         except (msgspec.DecodeError, UnicodeDecodeError):
             text = content[:200].decode("utf-8", "replace").strip()
             raise NotBeforeError(
-                f"{self.url}{path}: HTTP {status}, and the body is not JSON: {text!r}"
+                f"{self.url}{path}: HTTP {status}, and the body is not JSON: {text!r}. Is --url the"
+                " address of an agent?"
             ) from None
         if status == requests.codes.not_found:
             hint = "a fleet instance? Use `events --fleet`"
@@ -137,7 +138,7 @@ class AgentClient(Struct, frozen=True):
 
 
 def _fingerprint(path: Path) -> str:
-    """The SHA-256 of the first certificate in a file (PEM); raises ``ConfigError``."""
+    """Return the SHA-256 of the first certificate in a file (PEM); raises ``ConfigError``."""
     try:
         content = path.read_bytes().decode("ascii", "replace")
         up_to_first, _, _ = content.partition(END)

@@ -19,7 +19,6 @@ from notbefore.simulator.server import Simulator
 VMS: Final = ("WestNO_0", "WestNO_1")
 END_AFTER: Final = 80.0  # seconds; the script below needs 40
 
-
 NEXT: Final = """
 The demo is complete. On a VM in Azure, with systemd, as root in this checkout:
 
@@ -106,8 +105,8 @@ def _play(agent: subprocess.Popen[bytes], simulator: Simulator, url: str) -> int
     timers = [Timer(step.time, start, (step,)) for step in SCRIPT]
     timers.append(Timer(END_AFTER, agent.kill))
     for timer in timers:
-        # so that Ctrl-C ends the process also while they are canceled: on Windows it interrupts no
-        # read, and may come only then
+        # so that Ctrl-C ends the process even while the timers are canceled: on Windows, it
+        # interrupts no read, and may arrive only then
         timer.daemon = True
         timer.start()
     ended_events = 0

@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration, the sink, the scenario, and the time to wait."""
     add_config_file(parser, "the YAML file that the running agent has read")
     parser.add_argument(
-        "--sink", metavar="NAME", help="send to this sink only; the routes are ignored"
+        "--sink", metavar="NAME", help="send to this sink only, and ignore the routes"
     )
     parser.add_argument(
         "--scenario",
@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"the kind of event (default reboot): {', '.join(SCENARIOS)}",
     )
-    add_json(parser, "one JSON object")
+    add_json(parser, "print one JSON object")
     parser.add_argument(
         "--state-dir",
         metavar="DIR",
@@ -121,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait",
         default="30s",
         metavar="DURATION",
-        help="for how long failed attempts are repeated (default 30s)",
+        help="how long to repeat failed attempts (default 30s)",
     )
 
 
@@ -144,38 +144,44 @@ def send_and_report(options: argparse.Namespace, config: Config, source: Source)
     routing = _routing(config, options.sink, patience + SPARE)
 
     changes = exercise_changes(SCENARIOS[options.scenario], source.name)
+    end = changes[-1]
     steps = [_step(change, routing, source) for change in changes]
     unclosed = _unclosed_sinks(steps, routing)
     if unclosed:
         closing = Route(sinks=tuple(unclosed), announce_by="all")
-        steps.append(_step(changes[-1], Routing((closing,), routing.sinks), source))
+        steps.append(_step(end, Routing((closing,), routing.sinks), source))
     unaccepted = _send(Path(config.state.dir), steps, patience)
 
     results = _results(config, steps, unaccepted)
-    untried = config.sinks.keys() - {result.sink for result in results}
-    if options.sink is not None:
-        untried = set()
     missed = {result.sink for result in results if result.result != "delivered"}
+    without_route = config.sinks.keys() - {result.sink for result in results}
+    if options.sink is not None:
+        without_route = set()
     report = DrillReport(
-        event_id=changes[-1].event.event_id,
+        event_id=end.event.event_id,
         results=results,
         reached=sorted({result.sink for result in results} - missed),
         not_reached=sorted(missed),
-        without_route=sorted(untried),
+        without_route=sorted(without_route),
         closed_by_drill=unclosed,
-        still_open=_open_sinks(results, routing, end=changes[-1].kind),
+        still_open=_open_sinks(results, routing, end=end.kind),
     )
     if options.json:
         print_json([report])
     else:
         _print_report(report, source)
-    return 0 if results and not missed else 1
+
+    if results and not missed:
+        return 0
+    return 1
 
 
 def check_sink(config: Config, sink: str | None) -> None:
     """Raise ``ConfigError`` if the configuration has no sinks, or not the one that is given."""
     if not config.sinks:
-        raise ConfigError("this configuration has no sink: no one would be notified")
+        raise ConfigError(
+            "this configuration has no sink, so no one would be notified: add one to `sinks`"
+        )
     if sink is not None and sink not in config.sinks:
         raise ConfigError(f"--sink: there is no sink {sink!r} (known: {', '.join(config.sinks)})")
 
@@ -216,7 +222,7 @@ def exercise_changes(event_type: str, vm: str) -> list[Change]:
         event_status=SCHEDULED,
         resources=(vm,),
         not_before=not_before,
-        description="Exercise: somebody runs `notbefore drill`.",
+        description="Exercise: someone runs `notbefore drill`.",
         event_source=USER,
         duration=documented.drill_interruption,
     )
@@ -257,6 +263,39 @@ def _unclosed_sinks(steps: list[StoredChange], routing: Routing) -> list[str]:
     return sorted(sink for sink in unclosed if routing.sinks[sink].needs_end)
 
 
+class _ExerciseOutbox:
+    """The deliveries of an exercise in the outbox of the running agent."""
+
+    def __init__(self, state_dir: Path, event_key: str) -> None:
+        self._state_dir = state_dir
+        self._event_key = event_key
+        self._lost_before = 0  # deliveries that had left the outbox unsent before the exercise
+        self._dropped = 0  # deliveries of the exercise that were dropped here
+
+    def send(self, steps: list[StoredChange]) -> OutboxReply:
+        """Let the agent send the exercise; return its deliveries."""
+        request = ExerciseRequest(self._event_key, steps)
+        reply = ask_agent(self._state_dir, request, OutboxReply)
+        self._lost_before = reply.lost
+        return reply
+
+    def show(self) -> OutboxReply:
+        """Return the deliveries that are in the outbox."""
+        request = OutboxRequest("show", event_key=self._event_key)
+        return ask_agent(self._state_dir, request, OutboxReply)
+
+    def drop(self) -> OutboxReply:
+        """Drop all deliveries but those that the courier has; return those that were there."""
+        request = OutboxRequest("drop", event_key=self._event_key)
+        reply = ask_agent(self._state_dir, request, OutboxReply)
+        self._dropped += reply.done
+        return reply
+
+    def has_lost_none(self, reply: OutboxReply) -> bool:
+        """Whether every delivery that has left the outbox was accepted, or dropped here."""
+        return reply.lost == self._lost_before + self._dropped
+
+
 def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[Delivery]:
     """Let the agent send the steps, and repeat failed attempts for ``patience`` seconds.
 
@@ -265,38 +304,42 @@ def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[D
     """
     end = steps[-1].change
     deadline = end.time.timestamp() + patience
-    show = OutboxRequest("show", event_key=end.event.key)
-    drop = OutboxRequest("drop", event_key=end.event.key)
-
-    reply = ask_agent(state_dir, ExerciseRequest(end.event.key, steps), OutboxReply)
-    lost_before = reply.lost
+    outbox = _ExerciseOutbox(state_dir, end.event.key)
+    reply = outbox.send(steps)
     while _has_attempts_left(reply, deadline):
         time.sleep(LOOK_INTERVAL)
-        reply = ask_agent(state_dir, show, OutboxReply)
+        reply = outbox.show()
 
-    reply = ask_agent(state_dir, drop, OutboxReply)
-    if reply.lost != lost_before + reply.done:  # otherwise, what has left the outbox was accepted
+    reply = outbox.drop()
+    if not outbox.has_lost_none(reply):
         raise NotBeforeError(
-            "it is not known who was reached: deliveries have left the outbox unsent meanwhile, by"
-            " a reload, an operator, or for lack of room"
+            "it is not known who was reached: a reload, an operator or a lack of room has removed"
+            " deliveries from the outbox meanwhile. Run the drill again"
         )
     unaccepted = {delivery.delivery_id: delivery for delivery in reply.rows}
-    # the courier has those that could not be dropped
-    under_way = _ids(ask_agent(state_dir, show, OutboxReply))
+    _wait_for_attempts(outbox, unaccepted, deadline + SPARE)
+    return list(unaccepted.values())
+
+
+def _wait_for_attempts(
+    outbox: _ExerciseOutbox, unaccepted: dict[str, Delivery], expiry: float
+) -> None:
+    """Wait until ``expiry`` (Unix seconds) for the attempts that the courier is making.
+
+    Remove from ``unaccepted`` the deliveries that are accepted meanwhile. An attempt that fails is
+    not repeated.
+    """
+    under_way = _ids(outbox.show())
     for delivery_id in under_way:
         unaccepted[delivery_id] = replace(unaccepted[delivery_id], error=UNENDED)
 
-    dropped = reply.done
-    expiry = deadline + SPARE
-    while under_way and time.time() < expiry:  # if one fails, it is not tried again
+    while under_way and time.time() < expiry:
         time.sleep(LOOK_INTERVAL)
-        reply = ask_agent(state_dir, drop, OutboxReply)
-        dropped += reply.done
-        if reply.lost == lost_before + dropped:
+        reply = outbox.drop()
+        if outbox.has_lost_none(reply):
             for accepted in under_way - _ids(reply):
                 del unaccepted[accepted]
-        under_way = _ids(ask_agent(state_dir, show, OutboxReply))
-    return list(unaccepted.values())
+        under_way = _ids(outbox.show())
 
 
 def _ids(reply: OutboxReply) -> set[str]:
@@ -323,9 +366,9 @@ def _results(
         for sent in step.deliveries:
             kind = config.sinks[sent.sink].kind
             result = SinkResult(sink=sent.sink, kind=kind, change=sent.kind)
-            rest = unaccepted_by_id.get(sent.delivery_id)
-            if rest is not None:
-                result = _failed(result, rest)
+            unaccepted_delivery = unaccepted_by_id.get(sent.delivery_id)
+            if unaccepted_delivery is not None:
+                result = _failed(result, unaccepted_delivery)
             results.append(result)
     results.sort(key=_sink)
     return results

@@ -13,8 +13,8 @@ from notbefore.config.sinks import SOURCE_NAME, WindowsEventLog
 from notbefore.errors import ConfigError, NotBeforeError
 
 ACTIONS: Final = {
-    "register": "add the source to the log Application; it needs an administrator",
-    "remove": "remove it again; the entries stay",
+    "register": "add the source to the log Application, as an administrator",
+    "remove": "remove the source; its entries stay",
 }
 DONE: Final = {"register": "registered", "remove": "removed"}
 SOURCES: Final = r"SYSTEM\CurrentControlSet\Services\EventLog\Application"
@@ -24,7 +24,8 @@ ALL_TYPES: Final = 7  # error, warning and information
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action and the name of the source."""
-    parser.add_argument("action", choices=tuple(ACTIONS), help=f"register: {ACTIONS['register']}")
+    texts = [f"{name}: {text}" for name, text in ACTIONS.items()]
+    parser.add_argument("action", choices=tuple(ACTIONS), help="; ".join(texts))
     parser.add_argument(
         "--source",
         default=WindowsEventLog().source,

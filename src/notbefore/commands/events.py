@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--watch",
         action="store_true",
         help=(
-            "show them until Ctrl-C, and show each change; a line for each change if the output is"
-            " no terminal"
+            "keep the list up to date until Ctrl-C; if the output is no terminal, print a line for"
+            " each change"
         ),
     )
     add_json(parser)

@@ -39,10 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"what to mute: {', '.join(MATCHERS)}",
+        help=f"the events to mute, by {', '.join(MATCHERS)}",
     )
-    parser.add_argument("--for", dest="seconds", metavar="TIME", help="for how long (default 4h)")
-    parser.add_argument("--comment", metavar="TEXT", help="why: shown on the page")
+    parser.add_argument(
+        "--for", dest="seconds", metavar="TIME", help="how long to mute (default 4h)"
+    )
+    parser.add_argument("--comment", metavar="TEXT", help="the reason, which the page shows")
     parser.add_argument("--end", metavar="ID", help="end a mute now")
     add_json(parser, "print the mutes as JSON, one object per line")
 
@@ -109,7 +111,7 @@ def matchers_of(texts: list[str]) -> dict[str, str]:
             raise ConfigError(f"--match: there is no {name!r}{one_of(name, MATCHERS)}")
         if name in match:
             raise ConfigError(
-                f"--match: {name} is given twice, and all must match: make a mute for each value"
+                f"--match: {name} is given twice, and all must match: create a mute for each value"
             )
         match[name] = value
     return match
@@ -127,7 +129,7 @@ def _warn_of_unknown_type(event_type: str) -> None:
 async def _change_and_list(
     fleet: FleetConfig, state_dir: Path, new_mute: Mute | None, ended_id: str | None
 ) -> list[Mute]:
-    """Begin or end a mute, if one is given; return the present mutes."""
+    """Begin or end a mute, if one is named; return the current mutes."""
     from notbefore.fleet.instance import make_snapshots  # 30 MB, only for this command
     from notbefore.fleet.sdk import make_consumer  # as above
 

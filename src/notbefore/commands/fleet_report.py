@@ -59,15 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--since",
         default="90d",
         metavar="TIME",
-        help="90d (90 days ago, the default), or 2026-03-01T00:00:00Z",
+        help="count events from this time on: 90d (90 days ago, the default), or"
+        " 2026-03-01T00:00:00Z",
     )
     parser.add_argument(
         "--by",
         default=",".join(USUAL),
         metavar="COLUMNS",
-        help=f"group by {', '.join(COLUMNS)}, tags.NAME",
+        help=f"group by these: {', '.join(COLUMNS)}, tags.NAME (default {','.join(USUAL)})",
     )
-    add_json(parser, "JSON, one object per row")
+    add_json(parser, "print JSON, one object per row")
     parser.add_argument("--csv", action="store_true", help="print CSV, one line per row")
 
 

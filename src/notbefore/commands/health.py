@@ -10,7 +10,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the agent's address and ``--ready``."""
     add_agent(parser)
     parser.add_argument(
-        "--ready", action="store_true", help="also fail while it gets no valid answers from IMDS"
+        "--ready",
+        action="store_true",
+        help="also fail while the agent gets no valid answers from IMDS",
     )
 
 

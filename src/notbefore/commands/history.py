@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--since",
         metavar="TIME",
         help=(
-            "changes from this time on: 1h (an hour ago), or 2026-03-01T12:00:00Z; without it the"
-            f" last {NEWEST}"
+            "show the changes from this time on: 1h (an hour ago), or 2026-03-01T12:00:00Z; by"
+            f" default, the last {NEWEST}"
         ),
     )
 

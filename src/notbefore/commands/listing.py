@@ -41,13 +41,13 @@ VM_STATES: Final = {
     "missing": "missing",
     "without_agent": "without an agent, as far as Azure names them",
 }
-"""A field of the answer that names VMs -> what they are."""
+"""A field of the answer that names VMs -> their state, in words."""
 NAMES_IN_WAVE: Final = 5  # of VMs, in a row of the table
 SILENT_NAMES: Final = 20  # of silent or missing VMs, in a line
 
 
 class Listing(NamedTuple):
-    """What an agent or a fleet answers about the listed events."""
+    """The answer of an agent or a fleet about the listed events."""
 
     items: list[dict[str, Any]]  # as the API has them
     notes: list[str]  # sentences above the table
@@ -120,10 +120,15 @@ def wave_listing(answer: dict[str, Any]) -> Listing:
     for field, state in VM_STATES.items():
         names = answer.get(field, [])
         if names:
-            vms = "VM is" if len(names) == 1 else "VMs are"
-            notes.append(f"{len(names)} {vms} {state}: {some_of(names, SILENT_NAMES)}")
+            notes.append(f"{_vms_are(len(names))} {state}: {some_of(names, SILENT_NAMES)}")
     rows = [_wave_row(wave) for wave in waves]
     return Listing(waves, notes, WAVES_HEAD, rows, answer["trouble"])
+
+
+def _vms_are(count: int) -> str:
+    if count == 1:
+        return "1 VM is"
+    return f"{count} VMs are"
 
 
 def _wave_row(wave: dict[str, Any]) -> tuple[str, ...]:
@@ -151,5 +156,11 @@ def _wave_row(wave: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _marked(vms: list[str], without_agent: list[str]) -> list[str]:
-    """Return the names of VMs; those that report nothing themselves are marked."""
-    return [f"{name} (no agent)" if name in without_agent else name for name in vms]
+    """Return the names of VMs, with a mark after those that report nothing themselves."""
+    names: list[str] = []
+    for name in vms:
+        if name in without_agent:
+            names.append(f"{name} (no agent)")
+        else:
+            names.append(name)
+    return names

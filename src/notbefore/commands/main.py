@@ -50,23 +50,23 @@ DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/
 # name -> description. The command `check-config` is the module check_config, with the functions
 # add_arguments and run
 COMMANDS: Final = {
-    "run": "watch the events of this VM; serve metrics, page and API",
+    "run": "watch the events of this VM, and serve metrics, a page and an API",
     "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
     "fleet approve": "let Azure start an event of the fleet now, for all VMs that it affects",
     "fleet drill": "send an exercise through the routes and sinks of a running instance",
-    "fleet outbox": "look at the deliveries of a running instance: list, show, retry, drop",
-    "fleet mute": "send no notifications of some events for a time",
+    "fleet outbox": "manage the deliveries of a running instance: list, show, retry, drop",
+    "fleet mute": "send no notifications of matching events for some time",
     "fleet report": "show how Azure treated the fleet, from its history",
-    "check-config": "read a configuration, and show its mistakes",
-    "events": "show the listed events that a running agent knows",
-    "history": "show the last changes",
+    "check-config": "check a configuration, and show its mistakes",
+    "events": "show the events that are listed now, from a running agent",
+    "history": "show the latest changes of events",
     "health": "ask a running agent whether it is healthy: exit code 0 if it is",
     "drill": "send an exercise through the real routes and sinks, and show who was reached",
     "approve": "let Azure start an event now, for all VMs that it affects",
-    "outbox": "look at the deliveries that wait: list, show, retry, drop",
+    "outbox": "manage the deliveries that wait: list, show, retry, drop",
     "event-source": "register the source of the sink `windows_event_log` in Windows",
     "simulate": "serve a simulated IMDS, for trials and tests",
-    "demo": "watch events be announced, start and finish: a simulator and an agent, in fast time",
+    "demo": "show how events are announced, start and finish, with a simulator in fast motion",
 }
 VERSION: Final = ("-V", "--version")
 
@@ -181,13 +181,13 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     arguments. Only the called module is imported, because imports cost memory.
     """
     words = _in_usual_order(words)
-    command, rest = _split_command(words)
+    command, other_words = _split_command(words)
     if command not in COMMANDS:
         _show_help(command, words)
     text = COMMANDS[command]
     parser = _parser(f"notbefore {command}", f"{text[0].upper()}{text[1:]}.", DOCUMENTS)
     _module(command).add_arguments(parser)
-    return parser.parse_args(rest, argparse.Namespace(command=command))
+    return parser.parse_args(other_words, argparse.Namespace(command=command))
 
 
 def _in_usual_order(words: Sequence[str]) -> Sequence[str]:

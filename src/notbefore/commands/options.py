@@ -1,4 +1,4 @@
-"""Functions that commands share: the configuration and its overrides, tables, and JSON."""
+"""Functions that commands share: options, the configuration and its overrides, tables, JSON."""
 
 import argparse
 import logging
@@ -65,7 +65,7 @@ class _Once(argparse.Action):
         if values is None:  # a positional argument that is missing
             return
         if getattr(namespace, self.dest) is not None:
-            parser.error(f"{self.metavar} is given twice")
+            parser.error(f"{self.metavar} is given twice: leave one out")
         setattr(namespace, self.dest, values)
 
 
@@ -90,7 +90,9 @@ def add_config_file(parser: argparse.ArgumentParser, text: str) -> None:
     )
 
 
-def add_json(parser: argparse.ArgumentParser, help_text: str = "JSON, one object per line") -> None:
+def add_json(
+    parser: argparse.ArgumentParser, help_text: str = "print JSON, one object per line"
+) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help=help_text)
 

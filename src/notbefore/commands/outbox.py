@@ -84,7 +84,9 @@ def add_actions(
         if name == "list":
             add_json(action)
             continue
-        several = "+" if name == "show" else "*"
+        several = "*"  # none are needed with --all
+        if name == "show":
+            several = "+"
         action.add_argument(
             "ids", nargs=several, metavar="ID", help="a delivery id, or the beginning of one"
         )
@@ -128,7 +130,7 @@ def carry_out(options: argparse.Namespace, config: Config, directory: Path) -> i
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise an error for options that do not belong together."""
+    """Raise ``ConfigError`` or ``NotBeforeError`` for options that do not belong together."""
     action = options.action
     address = [option for option in ADDRESS if _value(options, option) is not None]
     if address and action not in READING:
@@ -172,7 +174,10 @@ def _ask(client: AgentClient, path: str) -> OutboxAnswer:
     try:
         return msgspec.convert(client.ask(path), OutboxAnswer)
     except msgspec.ValidationError as error:
-        raise NotBeforeError(f"{client.url}{path}: this is not an outbox: {error}") from None
+        raise NotBeforeError(
+            f"{client.url}{path}: this is not an outbox ({error}): is --url the address of an"
+            " agent?"
+        ) from None
 
 
 def _show(options: argparse.Namespace, answer: OutboxAnswer) -> None:
@@ -244,7 +249,7 @@ def _report(options: argparse.Namespace, reply: OutboxReply, *, is_running: bool
     else:
         result = "will be sent again when the agent runs"
     being_sent = len(reply.rows) - reply.done
-    rest = ""
+    exception = ""
     if being_sent:
-        rest = f", {being_sent} left as they are: they are being sent"
-    sys.stdout.write(f"{reply.done} {result}{rest}.\n")
+        exception = f", {being_sent} left as they are: they are being sent"
+    sys.stdout.write(f"{reply.done} {result}{exception}.\n")

@@ -33,16 +33,16 @@ def ask_owner(directory: Path, request: Request, reply: type[R]) -> R:
     with closing(Store(directory, Clock())) as store:
         if store.disk.degraded is not None:
             raise StoreError(f"{store.path} cannot be opened ({store.disk.degraded})")
-        answered = answer(store, request)
-        has_changed = isinstance(answered, OutboxReply) and answered.done > 0
+        reply_of_store = answer(store, request)
+        has_changed = isinstance(reply_of_store, OutboxReply) and reply_of_store.done > 0
         if has_changed and not store.disk.wait_written(WRITE_PATIENCE):
             why = store.disk.degraded or "the disk does not answer"
             raise StoreError(f"{store.path} cannot be written ({why}): nothing was changed")
-        return cast("R", answered)
+        return cast("R", reply_of_store)
 
 
 def _become_owner(path: Path) -> None:
-    """If this is root: take on the user of the file, so that new files belong to the agent too."""
+    """Let root become the user of the file, so that new files also belong to the agent."""
     status = path.stat()
     if hasattr(os, "geteuid") and os.geteuid() == 0 and status.st_uid != 0:
         os.setegid(status.st_gid)

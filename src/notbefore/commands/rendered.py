@@ -12,7 +12,7 @@ from notbefore.wording.texts import text_of
 
 
 class RenderedSample(Struct, frozen=True):
-    """What a sink would send about one step of a sample event."""
+    """The message that a sink would send about one step of a sample event."""
 
     sink: str
     kind: str  # of the sink

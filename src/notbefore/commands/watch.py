@@ -1,6 +1,6 @@
 """``watch``: show the listed events until Ctrl-C, for ``notbefore events --watch``.
 
-A terminal shows the present table, with the time to NotBefore. Other outputs get a line for each
+A terminal shows the current table, with the time to NotBefore. Other outputs get a line for each
 change, or with ``--json`` an object.
 """
 
@@ -59,7 +59,7 @@ def watch(client: AgentClient, *, fleet: bool, as_json: bool) -> NoReturn:
 
 
 class _Screen:
-    """The present table on a terminal, cut to its size."""
+    """The current table on a terminal, cut to its size."""
 
     def __init__(self) -> None:
         sys.stdout.write(CLEAR_SCREEN)
