@@ -11,7 +11,7 @@ BEGIN = Instant(at(0), "boot", 100.0, at(0))
 
 
 def end(wall: float, uptime: float | None, date: float | None) -> Instant:
-    """Return the moment after so many seconds by each clock.
+    """Return the moment that is this many seconds later by each clock.
 
     ``uptime=None``: after another boot. ``date=None``: IMDS gave no time.
     """

@@ -150,7 +150,7 @@ def test_approval_does_not_expire_with_its_event() -> None:
         pytest.param(({"NotBefore": None},), id="no NotBefore"),
         pytest.param(({}, STARTED), id="started"),
         pytest.param(({}, None), id="canceled"),
-        pytest.param(LEFT, id="no longer of this VM"),
+        pytest.param(LEFT, id="this VM is no longer affected"),
     ],
 )
 def test_change_has_no_reminder_when_vm_has_no_coming_start(

@@ -12,7 +12,7 @@ import pytest
 from notbefore.courier.frames import FrameSocket, wait_for_frame
 from notbefore.process.main_thread import MainThread
 
-LONG = 60.0  # seconds: a wait that nothing ends takes so long
+LONG = 60.0  # seconds that a wait takes if nothing ends it
 ON_POSIX = pytest.mark.skipif(
     sys.platform == "win32", reason="Windows has neither SIGHUP nor many descriptors"
 )

@@ -139,7 +139,7 @@ class Account(RuleBasedStateMachine):
         self._exchange(results, room)
 
     def _exchange(self, results: list[SendResult], room: int) -> None:
-        """Give results to the outbox, and take so many deliveries for each sink."""
+        """Give results to the outbox, and take up to ``room`` deliveries for each sink."""
         for new in self.outbox.exchange(results, dict.fromkeys(SINKS, room), self.now):
             assert new.delivery_id not in self.under_way, "given twice"
             for other in self.under_way.values():

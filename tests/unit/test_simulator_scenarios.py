@@ -22,7 +22,7 @@ SCENARIOS_WITH_NOTICE = sorted(
 
 
 def play(name: str, *, speed: float = 1.0, approved: float | None = None, **words: bool) -> Play:
-    """Return a play of a scenario, which is approved so many seconds after its beginning."""
+    """Return a play of a scenario. ``approved``: seconds from its beginning to its approval."""
     vms = ("WestNO_0", "WestNO_1")
     approved_at = None if approved is None else BEGUN + approved
     return Play(SCENARIOS[name], ID, vms, BEGUN, speed, **words, approved=approved_at)

@@ -55,7 +55,7 @@ def agent() -> Agent:
 
 
 def series(family: Family, *, of_a_histogram: int) -> int:
-    """Return the number of series, with so many of a histogram besides its buckets."""
+    """Return the number of series. ``of_a_histogram``: those of each besides its buckets."""
     count = 0
     for sample in family.samples.values():
         if isinstance(sample, Histogram):
