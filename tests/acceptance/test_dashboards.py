@@ -45,7 +45,7 @@ def check(
     for name, title, number in expected:
         target = target_of(name, title, "stat")
         becomes(
-            lambda: (title, *(row["values"] for row in series(prometheus, target, chosen))),
+            lambda: (title, *(row.values for row in series(prometheus, target, chosen))),
             (title, [number]),
         )
 
@@ -97,8 +97,8 @@ def test_panels_show_only_the_chosen_vm(prometheus: Prometheus) -> None:
         for target in panel["targets"]:
             for row in series(prometheus, target, ONE):
                 # sums: see the next test
-                assert row["labels"].get("name", LIVE[0]) == LIVE[0], panel["title"]
-                assert not row["labels"].get("event_id", "").startswith(("EASTUS", "DB-")), panel[
+                assert row.labels.get("name", LIVE[0]) == LIVE[0], panel["title"]
+                assert not row.labels.get("event_id", "").startswith(("EASTUS", "DB-")), panel[
                     "title"
                 ]
 
@@ -120,7 +120,7 @@ def test_sums_are_empty_when_no_vm_is_chosen(prometheus: Prometheus) -> None:
         lambda: {
             (name, title, target["refId"])
             for name, title, target in asked
-            if any(any(row["values"]) for row in series(prometheus, target, nobody))
+            if any(any(row.values) for row in series(prometheus, target, nobody))
         },
         expected,
     )
@@ -147,7 +147,7 @@ def test_single_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
         rows = series(
             prometheus, target_of("fleet", "Silent or failing agents", "table"), EVERYTHING
         )
-        return sorted((row["labels"]["problem"], row["labels"].get("name")) for row in rows)
+        return sorted((row.labels["problem"], row.labels.get("name")) for row in rows)
 
     wanted = [
         ("IMDS does not answer", "EastUS_2"),
@@ -170,7 +170,7 @@ def test_series_of_another_job_are_not_shown_as_the_agents(
 
     def jobs() -> list[str]:
         rows = series(prometheus, target_of("notbefore", "Agents", "table", "memory"), EVERYTHING)
-        return [row["labels"]["job"] for row in rows if row["labels"]["instance"] == instance]
+        return [row.labels["job"] for row in rows if row.labels["instance"] == instance]
 
     becomes(jobs, ["notbefore"])
 
@@ -199,7 +199,7 @@ def test_event_of_a_silent_vm_is_shown_while_others_see_it(
         target = target_of(name, title, "table")
         becomes(
             lambda: [
-                lost.items() <= row["labels"].items() for row in series(prometheus, target, chosen)
+                lost.items() <= row.labels.items() for row in series(prometheus, target, chosen)
             ],
             [True],
         )
@@ -210,7 +210,7 @@ def test_annotations_of_a_vm_are_its_own_events(prometheus: Prometheus) -> None:
         rows = eventually(
             lambda: series(prometheus, annotation["target"], {**EVERYTHING, "vm": "db-a"})
         )
-        assert LOST not in {row["labels"]["event_id"] for row in rows}
+        assert LOST not in {row.labels["event_id"] for row in rows}
 
 
 def test_event_is_counted_once_when_several_vms_report_it(prometheus: Prometheus) -> None:
@@ -227,7 +227,7 @@ def test_event_is_counted_once_when_several_vms_report_it(prometheus: Prometheus
             {**EVERYTHING, "vm": vm},
         )
         highest: float = max(
-            value for row in rows if row["labels"]["le"] == "+Inf" for value in row["values"]
+            value for row in rows if row.labels["le"] == "+Inf" for value in row.values
         )
         return highest
 

@@ -82,7 +82,7 @@ def shown(
         panel for panel in BOARD["panels"] if (panel["title"], panel["type"]) == (title, "stat")
     )
     found = series(prometheus, panel["targets"][0], variables)
-    return found[0]["values"][0] if found else None
+    return found[0].values[0] if found else None
 
 
 @pytest.mark.timeout(300)  # the fold looks each 30 s for what is silent

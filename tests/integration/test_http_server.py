@@ -176,7 +176,7 @@ def test_failing_route_is_logged_and_its_answer_reveals_nothing(
 
     assert status == 500
     assert b"secret" not in body
-    assert "a secret that nobody is to see" in caplog.text
+    assert "a secret that no client may see" in caplog.text
 
 
 def test_page_may_load_only_its_own_files(server: HttpServer) -> None:

@@ -1,4 +1,4 @@
-"""Check the ``--json`` output of commands against their schemas."""
+"""Parses the ``--json`` output of commands, and checks it against their schemas."""
 
 import json
 from pathlib import Path
@@ -12,12 +12,12 @@ _SCHEMA: Final = json.loads(
 
 
 def parsed_output(command: str, text: str) -> list[Any]:
-    """The objects that a command has printed, one on each line, as its schema has them."""
+    """Return the objects that a command printed, one on each line, after a check of each."""
     schema = {**_SCHEMA, "$ref": f"#/commands/{command}"}
     validator = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
     )
-    printed = [json.loads(line) for line in text.splitlines()]
-    for value in printed:
+    objects = [json.loads(line) for line in text.splitlines()]
+    for value in objects:
         validator.validate(value)
-    return printed
+    return objects

@@ -1,4 +1,4 @@
-"""A disk that takes nothing for a while: somebody else holds SQLite's lock on the state file."""
+"""``LockedDisk`` keeps SQLite's lock on a state file, so that its store cannot write."""
 
 import sqlite3
 from typing import Self
@@ -8,7 +8,7 @@ from support.agent import eventually
 
 
 class LockedDisk:
-    """From its making on nothing can be written for ``store``, until ``heal``."""
+    """Prevents the writes of a store until ``heal``, or until the end of ``with``."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -24,11 +24,11 @@ class LockedDisk:
         self._db.close()
 
     def heal(self) -> None:
-        """Let it write again, and wait until all is written."""
+        """Release the lock, and wait until the store has written everything."""
         self._db.close()
         wait_until_written(self._store)
 
 
 def wait_until_written(store: Store) -> None:
-    """Wait until all is written."""
+    """Wait until a store has written everything."""
     eventually(lambda: store.disk.wait_written(0) and store.disk.degraded is None)

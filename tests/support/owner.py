@@ -1,4 +1,4 @@
-"""``Owner``: an outbox in memory for a courier, on a clock that a test may move.
+"""``Owner`` is an outbox in memory for couriers, with a clock that a test may move.
 
 ``CourierThreads`` runs couriers as threads of this process.
 """
@@ -31,7 +31,10 @@ RECORD = message().line
 
 
 class Owner(StoredOutbox):
-    """Keeps what couriers asked and got. It is its own clock."""
+    """Records the results that couriers report, and the deliveries that they lease.
+
+    It is its own clock.
+    """
 
     boot_id = ""
     time = staticmethod(time.time)
@@ -42,35 +45,35 @@ class Owner(StoredOutbox):
         self.ahead = 0.0  # seconds by which its clock is ahead
         self.results: list[SendResult] = []
         self.leased: list[Delivery] = []
-        self.endings = 0
+        self.endings = 0  # how many couriers have ended
 
     def boot_time(self) -> float:
         return time.monotonic() + self.ahead
 
     def add(self, *ids: str, sink: str = "chat", event: str = "", **fields: object) -> None:
-        """Add deliveries with these ids; each is of ``event``, or else of an event of its own."""
-        wall = time.time()
-        due: dict[str, object] = {
-            "created": wall,
-            "due": wall,
-            "expires": wall + 1e6,
+        """Add due deliveries with these ids, all of ``event`` or each of another event."""
+        now = time.time()
+        values: dict[str, object] = {
+            "created": now,
+            "due": now,
+            "expires": now + 1e6,
             "record": RECORD,
             **fields,
         }
-        added = [
-            delivery(event or f"e-{delivery_id}", sink, delivery_id=delivery_id, **due)
-            for delivery_id in ids
-        ]
-        self.put(added)
+        deliveries: list[Delivery] = []
+        for delivery_id in ids:
+            event_key = event or f"e-{delivery_id}"
+            deliveries.append(delivery(event_key, sink, delivery_id=delivery_id, **values))
+        self.put(deliveries)
 
     def exchange(
         self, results: Iterable[SendResult], limits: Mapping[str, int]
     ) -> Sequence[Delivery]:
         results = list(results)
         self.results += results
-        given = super().exchange(results, limits)
-        self.leased += given
-        return given
+        leased = super().exchange(results, limits)
+        self.leased += leased
+        return leased
 
     def courier_ended(self, ids: Collection[str] | None = None) -> None:
         self.endings += 1
@@ -87,12 +90,12 @@ class Owner(StoredOutbox):
 
 
 def serve(
-    couriers: Sequence[Supervisor], reached: Callable[[], object], seconds: float = PATIENCE
+    couriers: Sequence[Supervisor], condition: Callable[[], object], seconds: float = PATIENCE
 ) -> None:
-    """Do what a main thread does for its couriers, until ``reached`` returns true."""
+    """Serve couriers as the main thread of an agent does, until ``condition`` returns true."""
     deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "it did not come to pass"
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition was not met within {seconds} s"
         readable: list[FrameSocket] = []
         writable: list[FrameSocket] = []
         patience = 0.1
@@ -107,9 +110,12 @@ def serve(
 
 
 class CourierThreads:
-    """Has a supervisor whose couriers are threads of this process, which ``until`` drives."""
+    """Has a supervisor whose couriers are threads of this process.
 
-    pid = 0  # for the supervisor, each courier is this process
+    The supervisor gets this object in place of a process. It works while ``until`` runs.
+    """
+
+    pid = 0
 
     def __init__(self, owner: Owner, orders: Orders, make: Callable[[str], Sink]) -> None:
         self.owner = owner
@@ -127,21 +133,24 @@ class CourierThreads:
         self._started.stop()
 
     def _start(self, end: socket.socket, *_: object) -> Self:
-        threading.Thread(target=self._run, args=(FrameSocket(end.dup()),), daemon=True).start()
+        frames = FrameSocket(end.dup())
+        threading.Thread(target=self._run, args=(frames,), daemon=True).start()
         return self
 
     def _run(self, frames: FrameSocket) -> None:
+        """Do the work of a courier until the supervisor closes the socket."""
         with suppress(ConnectionError):
-            while not list(frames.receive()):  # its orders
+            while not list(frames.receive()):  # the first frame has the orders
                 wait_for_frame(1.0, frames)
             frames.send(Hello(__version__, SCHEMA_VERSION))
-            Courier(
-                frames, self._orders, Redactor(["s3cret"]), lambda name, *_: self._make(name)
-            ).run()
+            Courier(frames, self._orders, Redactor(["s3cret"]), self._make_sink).run()
         frames.close()
 
+    def _make_sink(self, name: str, *_: object) -> Sink:
+        return self._make(name)
+
     def kill(self) -> None:
-        """Do nothing: the supervisor has closed the socket, which ends the thread."""
+        """Do nothing: the thread ends because the supervisor has closed the socket."""
 
     def wait(self, _seconds: float) -> int:
         return -9
@@ -151,9 +160,10 @@ class CourierThreads:
         """Whether a courier was replaced because a sink hung."""
         return "hung" in self.supervisor.figures.starts
 
-    def until(self, reached: Callable[[], object]) -> None:
-        serve([self.supervisor], reached)
+    def until(self, condition: Callable[[], object]) -> None:
+        """Serve the courier until ``condition`` returns true."""
+        serve([self.supervisor], condition)
 
     def to_end(self) -> None:
-        """Let the courier do everything that is due."""
+        """Serve the courier until no delivery is due or under way."""
         self.until(lambda: self.owner.next_due() > 0 and not self.owner.under_way())

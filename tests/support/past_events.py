@@ -1,4 +1,4 @@
-"""Ended events of a fleet."""
+"""Ended events of a fleet, for its history."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
@@ -19,9 +19,9 @@ def past_event(
     outcome: Outcome = "finished",
     notice: tuple[float, ...] = (900.0,),
     interruption: tuple[float, ...] = (),
-    **changed: Any,
+    **fields: Any,
 ) -> PastEvent:
-    """Return an ended event of as many VMs as there are notices or interruptions."""
+    """Return an ended event; it has as many VMs as there are notices or interruptions."""
     pairs = list(zip_longest(notice, interruption)) or [(None, None)]
     measured = {f"web_{number}": Measures(*pair) for number, pair in enumerate(pairs)}
     values: dict[str, Any] = {
@@ -49,4 +49,4 @@ def past_event(
         "exercise": False,
         "measured": measured,
     }
-    return PastEvent(**(values | changed))
+    return PastEvent(**(values | fields))

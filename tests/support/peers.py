@@ -1,6 +1,4 @@
-"""The receivers of the sinks: real servers on loopback that accept, refuse, hang, drip and lie as a
-test says.
-"""
+"""Receivers for sinks: real servers on loopback that a test lets accept, refuse, hang or drip."""
 
 import http.server
 import json
@@ -20,16 +18,22 @@ from support.agent import PATIENCE, free_port
 
 
 class Request(NamedTuple):
+    """A request to an ``HttpPeer``."""
+
     path: str
     headers: dict[str, str]
     body: bytes
-    client: tuple[str, int] = ("", 0)  # the address of the connection
-    status: int = 200  # of the answer, if it is given one
+    client: tuple[str, int] = ("", 0)  # address and port of the client
+    status: int = 200  # of the answer that the test has set
     method: str = "POST"
 
 
 class Answer(NamedTuple):
-    """One answer. ``how``: plain; hang, cut (none); drip (a byte now and then)."""
+    """An answer of an ``HttpPeer``.
+
+    ``how``: ``plain``; ``hang``: none, but the connection stays open; ``cut``: none, and the
+    connection is closed; ``drip``: a byte each 0.3 seconds.
+    """
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -38,9 +42,9 @@ class Answer(NamedTuple):
 
 
 class HttpPeer:
-    """An HTTP server, over TLS with a ``trustme`` authority.
+    """An HTTP server. It sends each of ``answers`` once, and ``default`` afterwards.
 
-    It answers what ``answers`` says, and then ``default``.
+    With an authority of ``trustme`` it speaks TLS; ``names``: the names of its certificate.
     """
 
     def __init__(
@@ -49,8 +53,8 @@ class HttpPeer:
         self.requests: list[Request] = []
         self.answers: deque[Answer] = deque()
         self.default = Answer()
-        self.over = threading.Event()
         self.read_whole = False  # whether a client has read an answer with its body to the end
+        self._closing = threading.Event()
         peer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -58,12 +62,10 @@ class HttpPeer:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-                headers = {k.lower(): v for k, v in self.headers.items()}
+                headers = {name.lower(): value for name, value in self.headers.items()}
                 answer = peer.answers.popleft() if peer.answers else peer.default
-                if answer == Answer() and self.path.endswith("/api/v2/alerts"):
-                    answer = Answer(body=b"")  # what Alertmanager answers
-                if answer == Answer() and self.path.endswith("/v2/enqueue"):
-                    answer = Answer(202, body=b'{"status": "success"}')  # what PagerDuty answers
+                if answer == Answer():
+                    answer = _usual_answer(self.path)
                 peer.requests.append(
                     Request(
                         self.path, headers, body, self.client_address, answer.status, self.command
@@ -80,7 +82,7 @@ class HttpPeer:
             daemon_threads = True
 
             def handle_error(self, *_: Any) -> None:
-                pass  # clients that go away are what some tests are about
+                pass  # in some tests, clients close their connections on purpose
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.port: int = self._server.server_address[1]
@@ -99,21 +101,22 @@ class HttpPeer:
         self._thread.start()
 
     def request(self, handler: http.server.BaseHTTPRequestHandler) -> Request:
-        """What is to be answered there: the last one of ``requests`` may be another client's."""
-        return next(
-            request
-            for request in reversed(self.requests)
-            if request.client == handler.client_address
-        )
+        """Return the request that a handler has to answer: the last one of its client."""
+        for request in reversed(self.requests):
+            if request.client == handler.client_address:
+                return request
+        raise LookupError
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
-        self.over.wait(60.0 if answer.how == "hang" else 0.0)
+        """Send an answer. Subclasses replace it to answer as a real service does."""
+        if answer.how == "hang":
+            self._closing.wait(60.0)
         if answer.how in ("hang", "cut"):
             handler.close_connection = True
             return
         if answer.how == "drip":
             for byte in b"HTTP/1.1 200 OK\r\n" + b"X-Slow: 1\r\n" * 50:
-                if self.over.wait(0.3):
+                if self._closing.wait(0.3):
                     return
                 handler.wfile.write(bytes([byte]))
         handler.send_response(answer.status)
@@ -131,23 +134,32 @@ class HttpPeer:
 
     @property
     def kinds(self) -> list[str]:
-        """Of a webhook: what each delivery was."""
+        """The kind of each delivery to a webhook."""
         return [json.loads(request.body)["notbefore.delivery.kind"] for request in self.requests]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.over.set()
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
-class MailPeer:
-    """A mail server; ``replies`` are given to DATA in turn, then 250.
+def _usual_answer(path: str) -> Answer:
+    """Return the answer of the service to which this path belongs."""
+    if path.endswith("/api/v2/alerts"):  # of Alertmanager
+        return Answer(body=b"")
+    if path.endswith("/v2/enqueue"):  # of PagerDuty
+        return Answer(202, body=b'{"status": "success"}')
+    return Answer()
 
-    ``refuse`` are recipients and their replies.
+
+class MailPeer:
+    """A mail server. It sends each of ``replies`` once to a DATA, and 250 afterwards.
+
+    ``refuse``: the replies to some recipients. ``mails``: recipients and content of each mail.
     """
 
     def __init__(
@@ -155,7 +167,7 @@ class MailPeer:
     ) -> None:
         self.mails: list[tuple[list[str], bytes]] = []
         self.replies: deque[str] = deque()
-        self.refuse: dict[str, str] = {}
+        self.refuse: dict[str, str] = {}  # by recipient
         self._password = password
         options: dict[str, Any] = {}
         if authority is not None:
@@ -182,8 +194,8 @@ class MailPeer:
     def _check(
         self, _server: Any, _session: Any, _envelope: Any, _mechanism: str, data: Any
     ) -> AuthResult:
-        right = isinstance(data, LoginPassword) and data.password.decode() == self._password
-        return AuthResult(success=right, handled=False)
+        is_right = isinstance(data, LoginPassword) and data.password.decode() == self._password
+        return AuthResult(success=is_right, handled=False)
 
     async def handle_RCPT(  # noqa: N802 - its name in aiosmtpd
         self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any
@@ -210,12 +222,15 @@ class MailPeer:
 
 @contextmanager
 def black_hole(port: int) -> Iterator[str]:
-    """An address of this machine where no connection comes about: what is sent there is dropped."""
+    """Yield an address of this machine at which connections to a port time out.
+
+    The listener's queue is full, so that the kernel drops further attempts.
+    """
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.2", port))
         listener.listen(0)
-        for _ in range(4):  # a queue that is full takes no more
+        for _ in range(4):
             client = stack.enter_context(socket.socket())
             client.setblocking(False)
             client.connect_ex(("127.0.0.2", port))

@@ -1,6 +1,4 @@
-"""A server that does to a connection what a test's function says: for answers that no proper server
-would give.
-"""
+"""A server whose answers are functions of a test, for answers that no proper server would send."""
 
 import select
 import socket
@@ -8,23 +6,25 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-Talk = Callable[[socket.socket, bytes], None]  # gets the connection and the request's head
+# answers one request; the arguments are the connection and the head of the request
+Talk = Callable[[socket.socket, bytes], None]
 
 
 @contextmanager
 def serving(*talks: Talk) -> Iterator[tuple[str, list[bytes]]]:
-    """Serve each request with the next of ``talks``, the last one again and again.
+    """Answer each request by the next of ``talks``, and all further ones by the last.
 
-    Gives endpoint and requests seen.
+    Yield the endpoint, and the heads of the requests so far.
     """
-    seen: list[bytes] = []
+    heads: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
     def converse(connection: socket.socket) -> None:
         with suppress(OSError), connection:
             while head := read_head(connection):
-                seen.append(head)
-                talks[min(len(seen), len(talks)) - 1](connection, head)
+                heads.append(head)
+                talk = talks[min(len(heads), len(talks)) - 1]
+                talk(connection, head)
 
     def accept() -> None:
         with suppress(OSError):
@@ -35,7 +35,7 @@ def serving(*talks: Talk) -> Iterator[tuple[str, list[bytes]]]:
     thread = threading.Thread(target=accept, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", seen
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", heads
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
@@ -43,6 +43,7 @@ def serving(*talks: Talk) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def read_head(connection: socket.socket) -> bytes:
+    """Read the head of a request; empty if the client has closed the connection."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = connection.recv(1)
@@ -53,32 +54,37 @@ def read_head(connection: socket.socket) -> bytes:
 
 
 def answer(status: str = "200 OK", body: bytes = b"{}", *headers: str) -> Talk:
+    """Return a talk that sends an ordinary answer, and keeps the connection."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
-    whole = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-    return lambda connection, _: connection.sendall(whole)
+    head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+    return raw(head + body, close=False)
 
 
 def raw(octets: bytes, *, close: bool = True) -> Talk:
-    def talk(connection: socket.socket, _: bytes) -> None:
+    """Return a talk that sends these octets."""
+
+    def talk(connection: socket.socket, _head: bytes) -> None:
         connection.sendall(octets)
         if close:
             connection.shutdown(socket.SHUT_RDWR)
-            raise ConnectionAbortedError  # what has arrived meanwhile is not read
+            raise ConnectionAbortedError  # so that further requests are not read
 
     return talk
 
 
 def tunnel(port: int) -> Talk:
-    """A proxy: it leads every ``CONNECT`` to one port here."""
+    """Return a talk of a proxy that connects every ``CONNECT`` to one port of this machine."""
 
-    def talk(connection: socket.socket, _: bytes) -> None:
+    def talk(connection: socket.socket, _head: bytes) -> None:
         connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
         with socket.create_connection(("127.0.0.1", port)) as server:
-            other = {connection: server, server: connection}
+            other_end = {connection: server, server: connection}
             while True:
-                for end in select.select(list(other), [], [])[0]:
-                    if not (data := end.recv(65536)):
+                readable, _, _ = select.select(list(other_end), [], [])
+                for end in readable:
+                    data = end.recv(65536)
+                    if not data:
                         raise ConnectionAbortedError
-                    other[end].sendall(data)
+                    other_end[end].sendall(data)
 
     return talk

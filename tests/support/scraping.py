@@ -1,4 +1,4 @@
-"""A real Prometheus: what it scrapes, what it held before, and what it answers."""
+"""``Prometheus`` runs a real Prometheus with past samples, and queries it."""
 
 import http.client
 import json
@@ -16,12 +16,11 @@ from support.needs import needs
 
 
 class Prometheus:
-    """Scrapes each second.
+    """Scrapes ``targets`` each second.
 
-    ``history`` is OpenMetrics text with timestamps that it is to have known all along.
-
-    ``exporters`` are the instances of another job, and whether it answers there (as which
-    Prometheus itself does); ``settings`` are what else stands in its configuration.
+    ``history``: past samples, as OpenMetrics text with timestamps. ``exporters``: instances of
+    another job, and whether they answer; Prometheus itself answers in their place. ``settings``:
+    further sections of the configuration.
     """
 
     def __init__(
@@ -38,32 +37,17 @@ class Prometheus:
         data = directory / "prometheus"
         data.mkdir(parents=True)
         if history:
-            text = directory / "history.txt"
-            text.write_bytes(history)
-            command = [
-                "promtool",
-                "tsdb",
-                "create-blocks-from",
-                "openmetrics",
-                "--quiet",
-                str(text),
-                str(data),
-            ]
-            subprocess.run(command, check=True, timeout=600, capture_output=True)
+            _import(history, directory / "history.txt", data)
         config = directory / "prometheus.yml"
-        scraped = {"job_name": job, "static_configs": [*targets]}
-        others = [
-            {
-                "targets": [f"127.0.0.1:{self.port if up else free_port()}"],
-                "labels": {"instance": instance},
-            }
-            for instance, up in (exporters or {}).items()
-        ]
-        jobs = [scraped, {"job_name": "node", "static_configs": others}]
-        every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        config.write_text(
-            yaml.safe_dump({"global": every, "scrape_configs": jobs, **settings}), encoding="utf-8"
-        )
+        values = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "scrape_configs": [
+                {"job_name": job, "static_configs": [*targets]},
+                {"job_name": "node", "static_configs": self._targets_of(exporters or {})},
+            ],
+            **settings,
+        }
+        config.write_text(yaml.safe_dump(values), encoding="utf-8")
         self._log = (directory / "prometheus.log").open("wb")
         words = [
             f"--config.file={config}",
@@ -75,6 +59,14 @@ class Prometheus:
             stdout=self._log,
             stderr=self._log,
         )
+
+    def _targets_of(self, exporters: Mapping[str, bool]) -> list[dict[str, Any]]:
+        targets: list[dict[str, Any]] = []
+        for instance, answers in exporters.items():
+            port = self.port if answers else free_port()
+            target = {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": instance}}
+            targets.append(target)
+        return targets
 
     def __enter__(self) -> Self:
         eventually(self._answers)
@@ -90,17 +82,32 @@ class Prometheus:
             return get(self.port, "/-/ready")[0] == 200
         return False
 
-    def ask(self, path: str, **words: str | float) -> Any:
-        """The ``data`` of an answer of its API.
-
-        Fails with what it says of a query that is wrong.
-        """
-        status, body = get(self.port, f"/api/v1/{path}?{urlencode(words)}")
+    def ask(self, path: str, **parameters: str | float) -> Any:
+        """Return the ``data`` of an answer of the API, or fail with the error of the answer."""
+        status, body = get(self.port, f"/api/v1/{path}?{urlencode(parameters)}")
         answer = json.loads(body)
-        assert status == 200, f"{answer['error']}: {words}"
+        assert status == 200, f"{answer['error']}: {parameters}"
         return answer["data"]
 
     def value(self, expr: str) -> float | None:
-        """The value of an instant query's only series; ``None`` without one."""
-        found = self.ask("query", query=expr)["result"]
-        return float(found[0]["value"][1]) if found else None
+        """Return the value of an instant query's first series; ``None`` without a series."""
+        rows = self.ask("query", query=expr)["result"]
+        if not rows:
+            return None
+        _, value = rows[0]["value"]
+        return float(value)
+
+
+def _import(history: bytes, text_file: Path, data: Path) -> None:
+    """Write past samples into the directory of a Prometheus that does not run yet."""
+    text_file.write_bytes(history)
+    command = [
+        "promtool",
+        "tsdb",
+        "create-blocks-from",
+        "openmetrics",
+        "--quiet",
+        str(text_file),
+        str(data),
+    ]
+    subprocess.run(command, check=True, timeout=600, capture_output=True)

@@ -1,4 +1,4 @@
-"""``StubView``: a view for servers without an agent; and helpers that serve it and ask for it."""
+"""Serves a ``StubView`` in place of an agent's view, and sends requests to the server."""
 
 import http.client
 import socket
@@ -16,6 +16,7 @@ from notbefore.web.app import CheckResult
 from notbefore.web.page.model import PageModel
 from notbefore.web.page.render import render
 from notbefore.web.server import HttpServer
+from support.agent import PATIENCE
 
 NOTHING_PENDING = PendingView(
     incarnation=1, last_successful_poll=None, vm=None, unreadable=0, events=()
@@ -25,13 +26,13 @@ REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 
 
 class StubView(AgentView):
-    """Shows what a test sets."""
+    """A view whose content a test sets."""
 
     def __init__(self, body: bytes = METRICS) -> None:
         self.verdict = CheckResult(ok=True)
-        self.asked: list[tuple[datetime | None, int]] = []
+        self.asked: list[tuple[datetime | None, int]] = []  # arguments of ``history``
         self.body = body
-        self.broken = False
+        self.broken = False  # whether ``ready`` raises
         self.listed = NOTHING_PENDING
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
@@ -42,7 +43,7 @@ class StubView(AgentView):
 
     def ready(self) -> CheckResult:
         if self.broken:
-            raise RuntimeError("a secret that nobody is to see")
+            raise RuntimeError("a secret that no client may see")
         return self.verdict
 
     def pending(self) -> PendingView:
@@ -63,7 +64,7 @@ def serving(
     view: StubView | None = None,
     **access: Any,
 ) -> Iterator[HttpServer]:
-    """Serve ``view`` with the web configuration at ``path``."""
+    """Serve ``view`` with the web configuration at ``path``; ``access``: further settings."""
     settings = Server(listen=listen, web_config_file=path, **access)
     server = HttpServer(settings, (view or StubView()).app)
     server.start()
@@ -81,11 +82,14 @@ def ask(
     method: str = "GET",
     **headers: str,
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """Return status, headers and body of an answer; ``_`` in names of headers stands for ``-``."""
-    address = ("127.0.0.1", server.address[1])
-    connection = http.client.HTTPConnection(*address, timeout=20)
+    """Return status, headers and body of an answer.
+
+    In the names of ``headers``, ``_`` stands for ``-``.
+    """
+    port = server.address[1]
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     if tls is not None:
-        connection = http.client.HTTPSConnection(*address, timeout=20, context=tls)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE, context=tls)
     sent_headers = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
         connection.request(method, path, headers=sent_headers)
@@ -96,18 +100,22 @@ def ask(
 
 
 def connected(server: HttpServer, stack: ExitStack, count: int = 1) -> list[socket.socket]:
-    """Open connections that are closed with ``stack``."""
-    return [
-        stack.enter_context(socket.create_connection(server.address, timeout=20))
-        for _ in range(count)
-    ]
+    """Open connections; ``stack`` closes them."""
+    clients: list[socket.socket] = []
+    for _ in range(count):
+        client = socket.create_connection(server.address, timeout=PATIENCE)
+        clients.append(stack.enter_context(client))
+    return clients
 
 
 def read_all(client: socket.socket) -> bytes:
-    """Read until the server closes."""
+    """Read until the server closes the connection."""
     octets = bytearray()
     with suppress(ConnectionResetError):
-        while piece := client.recv(1_000_000):
+        while True:
+            piece = client.recv(1_000_000)
+            if not piece:
+                break
             octets += piece
     return bytes(octets)
 
@@ -131,4 +139,4 @@ def dripping(clients: list[Any]) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(PATIENCE)

@@ -1,5 +1,6 @@
-"""``Tracking``: an agent's state and tracker on a real state file; ``SteppedClock``: clocks that a
-test sets.
+"""``Tracking`` is an agent's state and tracker on a real state file.
+
+``SteppedClock`` has clocks that a test sets.
 """
 
 import json
@@ -20,7 +21,7 @@ from support.azure import T0
 
 
 class SteppedClock(Clock):
-    """Stands still until a test moves it; each clock for itself."""
+    """Clocks of a machine and of IMDS that stand still until a test moves them."""
 
     def __init__(self, boot_id: str = "first") -> None:
         self.boot_id = boot_id
@@ -43,7 +44,7 @@ class SteppedClock(Clock):
         return format_datetime(self.true.replace(microsecond=0), usegmt=True)
 
     def go(self, seconds: float, *, booted: float | None = None) -> None:
-        """Move all clocks; ``booted``: other seconds for the clock since the boot."""
+        """Move all clocks; ``booted``: the seconds of the clock since the boot, if others."""
         if booted is None:
             booted = seconds
         self.true += timedelta(seconds=max(seconds, booted))
@@ -52,20 +53,21 @@ class SteppedClock(Clock):
 
 
 def runtime_of(config: Config) -> Published[Runtime]:
-    """The runtime of an agent that starts with ``config``."""
+    """Return the runtime of an agent that starts with ``config``."""
     return Published(Runtime(config, config.imds.endpoint))
 
 
 class Tracking:
-    """Has a tracker with its state, store and meter; its records are in ``said``."""
+    """A tracker with its state, its store and its meter; ``records``: what it has reported."""
 
     def __init__(self, directory: Path, clock: Clock, config: Config | None = None) -> None:
         self.records: list[dict[str, Any]] = []
-        self.changes = self.deliveries = 0  # how often the listeners were called
+        self.changes = 0  # how often the listener for changes was called
+        self.deliveries = 0  # how often the listener for deliveries was called
         self.runtime = runtime_of(config or Config())
         self.clock = clock
         self.store = Store(directory, clock, to_deliver=self._to_deliver)
-        self.state = AgentState(self.store, clock, self.runtime, self._say)
+        self.state = AgentState(self.store, clock, self.runtime, self._add_record)
         self.state.add_listener(self)
         self.freeze_meter = FreezeMeter(clock)
         self.tracker = Tracker(self.state, self.store, self.freeze_meter)
@@ -82,7 +84,7 @@ class Tracking:
     def wake(self) -> None:
         self.changes += 1
 
-    def _say(self, line: bytes) -> None:
+    def _add_record(self, line: bytes) -> None:
         self.records.append(json.loads(line))
 
     def _to_deliver(self) -> None:
