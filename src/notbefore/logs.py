@@ -9,7 +9,7 @@ from typing import Literal
 from notbefore.core.record import json_line
 from notbefore.core.text import escaped, rfc3339
 
-_SEVERITIES = {
+_SEVERITY_NAMES = {
     logging.DEBUG: "DEBUG",
     logging.INFO: "INFO",
     logging.WARNING: "WARN",
@@ -53,7 +53,7 @@ class LogFormatter(logging.Formatter):
 def _json_form(record: logging.LogRecord, message: str, traceback: str) -> str:
     values = {
         "time": rfc3339(datetime.fromtimestamp(record.created, UTC)),
-        "severity": _SEVERITIES.get(record.levelno, record.levelname),
+        "severity": _SEVERITY_NAMES.get(record.levelno, record.levelname),
         "logger": record.name,
         "body": message,
     }

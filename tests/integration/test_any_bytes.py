@@ -20,7 +20,7 @@ from notbefore.core.document import MAX_BYTES, MAX_EVENTS, MAX_ID, MAX_RESOURCES
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.errors import ConfigError, DocumentError, DocumentReason, ImdsError
-from notbefore.imds.answer import MAX_ANSWER
+from notbefore.imds.answer import MAX_RECEIVED
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.web.access import load_web_config
@@ -78,7 +78,7 @@ def imds(data: bytes) -> None:
     """Read an HTTP answer as events and as the VM; only an ``ImdsError`` may be raised."""
     with _client_that_receives(data) as client:
         answer = client.get("/metadata/scheduledevents", timeout=2.0)
-        assert len(answer.body) <= MAX_ANSWER
+        assert len(answer.body) <= MAX_RECEIVED
     with _client_that_receives(data) as client:
         assert fetch_vm(client).name
 

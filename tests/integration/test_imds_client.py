@@ -19,7 +19,7 @@ from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Poll, Tracker
 from notbefore.config.load import load
 from notbefore.errors import ConfigError, ImdsError
-from notbefore.imds.answer import MAX_ANSWER
+from notbefore.imds.answer import MAX_RECEIVED
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm, vm_of
 from support.agent import eventually, free_port
@@ -150,9 +150,9 @@ def test_bytes_after_an_answer_belong_to_no_answer(more: bytes) -> None:
         (raw(b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello"), "status"),
         (raw(b"HTTP/1.1 200 OK\r\nDate: Mon"), "incomplete"),
         (raw(b""), "reset"),
-        (raw(b"HTTP/1.1 200 OK\r\n" + b"X: x\r\n" * MAX_ANSWER), "too_large"),
-        (raw(CHUNKED + b"2;" + b"x" * MAX_ANSWER + b"\r\n{}\r\n0\r\n\r\n"), "too_large"),
-        (answer(body=b"x" * MAX_ANSWER), "too_large"),
+        (raw(b"HTTP/1.1 200 OK\r\n" + b"X: x\r\n" * MAX_RECEIVED), "too_large"),
+        (raw(CHUNKED + b"2;" + b"x" * MAX_RECEIVED + b"\r\n{}\r\n0\r\n\r\n"), "too_large"),
+        (answer(body=b"x" * MAX_RECEIVED), "too_large"),
     ],
 )
 def test_failure_has_its_reason_and_the_next_request_succeeds(talk: Talk, reason: str) -> None:

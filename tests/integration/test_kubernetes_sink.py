@@ -18,7 +18,7 @@ from notbefore.core.duration import Duration
 from notbefore.core.message import Templated
 from notbefore.core.text import rfc3339
 from notbefore.courier.sinks import make
-from notbefore.courier.sinks.kubernetes import HEARTBEAT, MAX_EVENTS
+from notbefore.courier.sinks.kubernetes import HEARTBEAT, MAX_LISTED_EVENTS
 from notbefore.errors import ConfigError, SendError
 from notbefore.simulator.server import Simulator
 from peers.kubernetes import NODE, READY, VERSIONS, Kubernetes, status
@@ -219,7 +219,7 @@ def test_condition_is_bounded(cluster: Kubernetes) -> None:
     sent(config_of(cluster), *messages)
 
     assert cluster.condition is not None
-    assert cluster.condition["message"].count("Reboot of this VM") == MAX_EVENTS
+    assert cluster.condition["message"].count("Reboot of this VM") == MAX_LISTED_EVENTS
     assert "event-59" in cluster.condition["message"]
 
 

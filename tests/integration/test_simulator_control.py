@@ -13,7 +13,7 @@ import requests
 
 from notbefore.simulator import control
 from notbefore.simulator.server import Simulator
-from notbefore.simulator.state import FAULTS, MAX_EVENTS, MAX_FAULTS, SCENARIOS
+from notbefore.simulator.state import FAULTS, MAX_FAULTS, MAX_PLAYS, SCENARIOS
 from support.agent import RunningAgent, eventually
 from support.azure import ID
 from support.needs import needs
@@ -196,7 +196,7 @@ def test_client_elsewhere_changes_nothing(
 
 
 def test_simulator_has_bounds_for_events_and_faults(simulator: Simulator) -> None:
-    for _ in range(MAX_EVENTS):
+    for _ in range(MAX_PLAYS):
         simulator.start("live-migration")
     simulator.fault("status", 500, times=MAX_FAULTS)
 

@@ -20,8 +20,8 @@ from notbefore.config.sinks import (
     templates_of,
 )
 from notbefore.config.template import (
+    MAX_RENDERED,
     MAX_SOURCE,
-    MAX_TEXT,
     RenderError,
     Template,
     link_values,
@@ -143,7 +143,7 @@ def test_failing_expression_is_reported(source: str, cause: str) -> None:
     [
         ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
         (RECURSION + "{{ f(20) }}", "1 s"),
-        ("{% for a in range(99999) %}{{ body }}{% endfor %}", f"more than {MAX_TEXT} characters"),
+        ("{% for a in range(99999) %}{{ body }}{% endfor %}", f"more than {MAX_RENDERED} char"),
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
         ("{% for a in range(999999999) %}{% endfor %}", "OverflowError"),
         ("{{ 'x' * 10000000000 }}", "SecurityError"),

@@ -23,7 +23,7 @@ from notbefore.net.http import Http
 
 PING_TIMEOUT: Final = 10.0  # seconds
 SUCCESS: Final = range(200, 300)
-HEADERS: Final = {"Content-Type": "text/plain; charset=utf-8"}
+TEXT_HEADERS: Final = {"Content-Type": "text/plain; charset=utf-8"}
 
 log = logging.getLogger("notbefore.agent.pings")
 
@@ -79,7 +79,7 @@ class Pings:
             url = urlsplit(self._heartbeat.ping_url.reveal())
             if status.signal != "success":
                 url = url._replace(path=f"{url.path.rstrip('/')}/{status.signal}")
-            answer = self._http.post(urlunsplit(url), HEADERS, body.encode())
+            answer = self._http.post(urlunsplit(url), TEXT_HEADERS, body.encode())
         except (ConfigError, SendError) as error:  # no secret in its file, or no answer
             return str(error)
         except ValueError:  # its text may show the URL

@@ -12,7 +12,7 @@ from typing import Final
 from notbefore.config.extras import check_extra
 from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError
-from notbefore.simulator.control import EVENTS
+from notbefore.simulator.control import EVENTS_PATH
 from notbefore.simulator.event_grid import (
     DELIVERY_FAULTS,
     SCHEMAS,
@@ -177,7 +177,7 @@ def _print_endpoints(simulator: Simulator) -> None:
     sys.stdout.write(f"IMDS at {simulator.endpoint}: notbefore run --imds {simulator.endpoint}\n")
     if len(simulator.vms) > 1:
         sys.stdout.writelines(f"  {vm}: {simulator.endpoint_of(vm)}\n" for vm in simulator.vms)
-    sys.stdout.write(f"Events while it runs: POST {simulator.endpoint}{EVENTS}\n")
+    sys.stdout.write(f"Events while it runs: POST {simulator.endpoint}{EVENTS_PATH}\n")
     sys.stdout.flush()
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from notbefore.config.regular_file import open_file, status_of
-from notbefore.config.shown import VARIABLE
+from notbefore.config.shown import VARIABLE_NAME
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
@@ -69,7 +69,7 @@ class Secret:
 
     def _named_variable(self) -> str:
         """Return words for the environment variable; its name may be the secret, by mistake."""
-        if VARIABLE.fullmatch(self._reference):
+        if VARIABLE_NAME.fullmatch(self._reference):
             return f"the environment variable {self._reference}"
         return "the environment variable that it names"
 

@@ -9,7 +9,7 @@ from typing import Final
 
 _END: Final = re.compile(r"[:=\s]")  # of the name that was meant
 _LONGEST: Final = 20  # characters; a longer name with a digit may be a key or a token
-VARIABLE: Final = re.compile(r"[A-Z0-9]+(?:_+[A-Z0-9]+)+")  # an environment variable
+VARIABLE_NAME: Final = re.compile(r"[A-Z0-9]+(?:_+[A-Z0-9]+)+")  # an environment variable
 _BEGINNING: Final = 4  # characters shown of a possible token
 
 
@@ -22,7 +22,7 @@ def shown(name: str) -> str:
     """Return the name that was meant, or its beginning if it looks like a token."""
     text = meant(name)
     may_be_token = len(text) > _LONGEST and re.search(r"\d", text) is not None
-    if may_be_token and not VARIABLE.fullmatch(text):
+    if may_be_token and not VARIABLE_NAME.fullmatch(text):
         return text[:_BEGINNING] + "…"
     return text
 

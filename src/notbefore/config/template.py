@@ -22,9 +22,9 @@ from notbefore.core.text import without_mentions
 from notbefore.wording.texts import LINK_TITLES
 
 MAX_SOURCE: Final = 16_000  # characters of a template
-MAX_TEXT: Final = 64_000  # characters of its result
+MAX_RENDERED: Final = 64_000  # characters of its result
 MAX_SECONDS: Final = 1.0
-NAMES: Final = ("title", "body", "severity", "links", "record")  # the variables of a template
+VARIABLES: Final = ("title", "body", "severity", "links", "record")  # the variables of a template
 GLOBALS: Final = ("range", "namespace", "joiner", "cycler")  # functions of Jinja2
 ATTRIBUTES: Final = frozenset(field.encode_name for field in msgspec.structs.fields(Record)) - {TAG}
 
@@ -171,8 +171,8 @@ class Template:
         for part in parts:
             self._sandbox.check_time()
             length += len(part)
-            if length > MAX_TEXT:
-                raise RenderError(f"it makes more than {MAX_TEXT} characters")
+            if length > MAX_RENDERED:
+                raise RenderError(f"it makes more than {MAX_RENDERED} characters")
             texts.append(part)
         text = "".join(texts)
         text.encode()  # raises for half a surrogate pair, which no receiver could read
@@ -182,8 +182,9 @@ class Template:
 def _check_names(tree: nodes.Template) -> None:
     """Raise ``ValueError`` if a template uses a name, or includes a file, that it cannot see."""
     used = meta.find_undeclared_variables(tree)
-    unknown = sorted(used.difference(NAMES, GLOBALS))
+    unknown = sorted(used.difference(VARIABLES, GLOBALS))
     if unknown:
-        raise ValueError(f"the template uses {', '.join(unknown)}: it sees only {', '.join(NAMES)}")
+        variables = ", ".join(VARIABLES)
+        raise ValueError(f"the template uses {', '.join(unknown)}: it sees only {variables}")
     if any(True for _ in meta.find_referenced_templates(tree)):
         raise ValueError("a template cannot include another one")

@@ -17,7 +17,7 @@ from notbefore.errors import ConfigError, ConfigPlace, Mistake
 
 MAX_FILE: Final = 256 * 1024  # bytes; a configuration with a hundred sinks has 30 KiB
 MAX_DEPTH: Final = 32  # levels of lists and mappings; our deepest key is at level 8
-MAX_EVENTS: Final = 20_000  # of the parser: one for each value, two for a list or a mapping
+MAX_PARSER_EVENTS: Final = 20_000  # of the parser: one for each value, two for a list or a mapping
 LONGEST_KEY: Final = 200  # characters
 NO_VALUE: Final = ("", "~", "null", "Null", "NULL")  # YAML's words for no value
 STARTS: Final = (
@@ -177,8 +177,8 @@ def _problem(event: Any, number: int, depth: int) -> str:
 
     A tag is not shown: it may be a password.
     """
-    if number > MAX_EVENTS:
-        return f"more than {MAX_EVENTS} values: is this the right file?"
+    if number > MAX_PARSER_EVENTS:
+        return f"more than {MAX_PARSER_EVENTS} values: is this the right file?"
     if depth > MAX_DEPTH:
         return f"lists and mappings are nested more than {MAX_DEPTH} deep"
     if isinstance(event, yaml.DocumentStartEvent) and number > 1:

@@ -42,7 +42,7 @@ YEARS: Final = range(2016, 9999)
 PLATFORM: Final = "Platform"
 USER: Final = "User"
 EVENT_SOURCES: Final = (PLATFORM, USER)
-UNKNOWN: Final = (None, "", -1)  # Azure's ways to write an unknown value
+UNKNOWN_VALUES: Final = (None, "", -1)  # Azure's ways to write an unknown value
 SCHEDULED: Final = "Scheduled"
 STARTED: Final = "Started"
 
@@ -273,7 +273,7 @@ def _flaws_of(item: _RawEvent, event: Event) -> tuple[Flaw, ...]:
     }
     fields: list[str] = []
     for name, (raw_value, value) in optional.items():
-        if value is None and raw_value not in UNKNOWN:
+        if value is None and raw_value not in UNKNOWN_VALUES:
             fields.append(name)
     if event.resources_cut:
         fields.append("resources")

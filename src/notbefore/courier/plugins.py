@@ -24,7 +24,7 @@ from notbefore.errors import ConfigError, NotBeforeError, PluginError, SendError
 
 MAX_THREAD: Final = 4_000  # characters; the outbox keeps it while the event lasts
 # a field of a ``Receipt`` or of a ``SendError`` -> the types of its values
-TYPES: Final[dict[str, tuple[type, ...]]] = {
+FIELD_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "thread": (str, NoneType),
     "repeat": (int, float, NoneType),
     "retry_after": (int, float, NoneType),
@@ -79,7 +79,7 @@ class ForeignSink(Sink):
 
 def _mistake_in(result: Receipt | SendError) -> str:
     """Return the first field of a result that has a wrong value; empty if there is none."""
-    for name, types in TYPES.items():
+    for name, types in FIELD_TYPES.items():
         if not hasattr(result, name):
             continue
         value = getattr(result, name)

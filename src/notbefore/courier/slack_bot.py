@@ -39,7 +39,7 @@ GONE: Final = frozenset(
     }
 )
 # errors after which Slack would refuse the same request again
-PERMANENT: Final = frozenset(
+PERMANENT_ERRORS: Final = frozenset(
     {
         "invalid_arguments",
         "invalid_attachments",
@@ -217,4 +217,4 @@ def _send_error(error: SlackApiError) -> SendError:
     todo = TODO.get(name)
     if todo is not None:
         return SendError(f"Slack answered {name}: {todo}", by_hand=True)
-    return SendError(f"Slack answered {name}", permanent=name in PERMANENT)
+    return SendError(f"Slack answered {name}", permanent=name in PERMANENT_ERRORS)

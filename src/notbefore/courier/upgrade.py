@@ -15,7 +15,7 @@ from notbefore.core.text import escaped
 
 CHECK_SECONDS: Final = 60.0  # for the whole check; a loaded VM needs some seconds
 MAX_PROBLEM: Final = 500  # characters of its output
-MAX_OUTPUT: Final = 64 * 1024  # bytes of its output that are read
+OUTPUT_BYTES: Final = 64 * 1024  # bytes of its output that are read
 
 
 def package_on_disk() -> tuple[int, ...]:
@@ -86,7 +86,7 @@ class UpgradeCheck:
     def _last_line(self) -> str:
         """Return the last line of its output that is not blank."""
         self._output.seek(0)
-        text = self._output.read(MAX_OUTPUT).decode(errors="replace")
+        text = self._output.read(OUTPUT_BYTES).decode(errors="replace")
         for line in reversed(text.split("\n")):
             if line.strip():
                 return line

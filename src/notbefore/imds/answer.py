@@ -13,7 +13,7 @@ from msgspec import Struct
 from notbefore.core.document import MAX_BYTES
 from notbefore.errors import ImdsError, ImdsReason
 
-MAX_ANSWER: Final = 2 * MAX_BYTES  # of an answer, with header and framing
+MAX_RECEIVED: Final = 2 * MAX_BYTES  # of an answer, with header and framing
 MAX_DATE: Final = 64  # characters; RFC 9110 has 29
 MAX_QUOTED: Final = 200  # bytes of a body that an error quotes
 OK: Final = 200
@@ -60,8 +60,8 @@ class AnswerReader:
             self._end()
             return
         self._received += len(data)
-        if self._received > MAX_ANSWER:
-            raise ImdsError("too_large", f"more than {MAX_ANSWER} bytes")
+        if self._received > MAX_RECEIVED:
+            raise ImdsError("too_large", f"more than {MAX_RECEIVED} bytes")
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:

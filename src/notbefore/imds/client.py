@@ -18,7 +18,7 @@ from notbefore.imds.answer import AnswerReader, ImdsAnswer
 FIRST_TIMEOUT: Final = 120.0
 CONNECT_TIMEOUT: Final = 10.0  # seconds; only the answer may take longer
 TIMEOUT: Final = 10.0  # seconds; answers slower than 1 s occur in normal operation
-CHUNK: Final = 16 * 1024  # bytes read at a time; an answer with ten events has 4 KiB
+READ_BYTES: Final = 16 * 1024  # bytes read at a time; an answer with ten events has 4 KiB
 HTTP_PORT: Final = 80
 _VISIBLE: Final = re.compile(r"[!-~]+")  # ASCII without blanks: safe in a request as it is
 
@@ -120,7 +120,7 @@ class ImdsClient:
         with closing(AnswerReader()) as reader:
             while not reader.is_complete:
                 connection.settimeout(_remaining(deadline))
-                reader.feed(connection.recv(CHUNK))
+                reader.feed(connection.recv(READ_BYTES))
             answer = reader.answer()
             if not reader.keeps_connection:
                 self.close()

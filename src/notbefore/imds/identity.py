@@ -11,8 +11,8 @@ from notbefore.imds.client import TIMEOUT, ImdsClient
 
 PATH: Final = "/metadata/instance?api-version=2021-02-01"
 # characters of a field; a resource id has about 200, the name of a tag at most 512
-MAX_TEXT: Final = 512
-MAX_TAGS: Final = 50  # Azure's own limit
+MAX_FIELD_TEXT: Final = 512
+MAX_VM_TAGS: Final = 50  # Azure's own limit
 
 
 class _Instance(Struct):
@@ -55,7 +55,7 @@ def _text(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
         return ""
-    return value[:MAX_TEXT]
+    return value[:MAX_FIELD_TEXT]
 
 
 def _tags(items: object) -> dict[str, str]:
@@ -63,11 +63,11 @@ def _tags(items: object) -> dict[str, str]:
     if not isinstance(items, list):
         return {}
     tags: dict[str, str] = {}
-    for item in items[:MAX_TAGS]:
+    for item in items[:MAX_VM_TAGS]:
         if not isinstance(item, dict):
             continue
         name = item.get("name")
         value = item.get("value")
         if isinstance(name, str) and isinstance(value, str):
-            tags[name[:MAX_TEXT]] = value[:MAX_TEXT]
+            tags[name[:MAX_FIELD_TEXT]] = value[:MAX_FIELD_TEXT]
     return tags

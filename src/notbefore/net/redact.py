@@ -22,14 +22,14 @@ from notbefore.config.secret import HIDDEN, secrets_in
 from notbefore.errors import ConfigError
 
 # characters; hiding a shorter secret would hide most of the log, and protect nothing
-SHORTEST: Final = 3
+SHORTEST_SECRET: Final = 3
 SHORTEST_PART: Final = 6  # characters; a part of an address counts as secret from this length
 PIECE: Final = 8  # characters; so much of a secret is recognized without the rest
 MAX_ENCODED: Final = 4_096  # bytes of a secret that are recognized in hex and base64
 SHORTEST_ENCODED: Final = 4  # characters; a shorter piece of base64 is in any text
 BASE64_GROUP: Final = 3  # bytes that base64 encodes together
 BASE64_BITS: Final = 6  # in each of its characters
-_PIECE_LENGTHS: Final = range(PIECE, SHORTEST - 1, -1)  # the longest first
+_PIECE_LENGTHS: Final = range(PIECE, SHORTEST_SECRET - 1, -1)  # the longest first
 QUOTING_LEVELS: Final = 5  # that are removed at most
 # in addresses of other schemes, the host may be a secret
 _SCHEMES_WITH_HOSTS: Final = ("http", "https", "mailto", "mailtos")
@@ -68,7 +68,7 @@ class Redactor:
     def _add_forms(self, text: str) -> None:
         for form in _forms(text):
             lower = form.translate(_LOWER)
-            if len(lower) < SHORTEST:
+            if len(lower) < SHORTEST_SECRET:
                 continue
             last_start = max(0, len(lower) - PIECE)
             for start in range(last_start + 1):
@@ -154,7 +154,7 @@ def _parts_of_connection_string(secret: str) -> Iterator[str]:
     """Yield the secret values of ``KEY=VALUE;...``."""
     for pair in secret.split(";"):
         name, _, value = pair.partition("=")
-        if len(value) >= SHORTEST and _SECRET_NAME.search(name):
+        if len(value) >= SHORTEST_SECRET and _SECRET_NAME.search(name):
             yield value
 
 

@@ -23,7 +23,7 @@ REDIRECT_OR_REFUSAL: Final = range(300, 500)
 BY_HAND: Final = frozenset({401, 403, 404})
 TEMPORARY: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # the 4xx after which to try again
 # how a web page begins, which a captive portal or a proxy answers in place of the receiver
-_PAGE: Final = re.compile(
+_WEB_PAGE: Final = re.compile(
     rb"\s*(<!--.*?-->\s*|<\?xml.*?\?>\s*)*<(!doctype\s+html|html|head|body|title|meta|script)\b",
     re.IGNORECASE | re.DOTALL,
 )
@@ -56,7 +56,7 @@ class HttpResponse(Struct, frozen=True):
     def is_page(self) -> bool:
         """Whether the body is a web page."""
         start = self.body[:_PAGE_START].removeprefix(_BYTE_ORDER_MARK)
-        return _PAGE.match(start) is not None
+        return _WEB_PAGE.match(start) is not None
 
     def json(self) -> Any:
         """Return the decoded body; ``None`` if it is not JSON."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FIRST: Final = 2.0  # seconds to the first export: by then IMDS has usually given this VM's identity
 SPACING: Final = 1.0  # seconds between two exports, even if changes come faster
 RETRY: Final = 30.0  # seconds to the next attempt after a failure, if the interval is not shorter
-MAX_REASON: Final = 200  # characters of a receiver's text
+MAX_WARNING: Final = 200  # characters of a receiver's text
 WARNINGS: Final = {  # by the result of an export that has a reason
     "failure": "the export failed, and is tried again",
     "rejected": "the receiver rejected a part of an export",
@@ -140,7 +140,7 @@ class Exporter:
             log.info("OTLP metrics: exports are accepted again")
         if warns and not is_repetition:
             # redact before cutting: a part of a secret would not be recognized
-            text = shortened(self._redactor(reason), MAX_REASON)
+            text = shortened(self._redactor(reason), MAX_WARNING)
             log.warning("OTLP metrics: %s: %s", WARNINGS[result], text)
         self._failed = failed
         self._warned = warns

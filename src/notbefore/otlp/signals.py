@@ -65,7 +65,7 @@ UNITS_OF_COUNTS: Final = {
     "notbefore_store_damaged_files": "{file}",
     "notbefore_unforeseen_errors": "{error}",
 }
-SEVERITIES: Final = {  # from the examples of the log data model: syslog's critical is ERROR2
+SEVERITY_NUMBERS: Final = {  # from the examples of the log data model: syslog's critical is ERROR2
     "critical": SeverityNumber.ERROR2,
     "warning": SeverityNumber.WARN,
     "info": SeverityNumber.INFO,
@@ -102,7 +102,7 @@ def log_record(  # noqa: PLR0917 - the fields of a record
     record = LogRecord(
         timestamp=_nanoseconds(time),
         observed_timestamp=_nanoseconds(time),
-        severity_number=SEVERITIES[severity],
+        severity_number=SEVERITY_NUMBERS[severity],
         severity_text=severity,
         body=_value(body),
         attributes=_attributes(attributes),

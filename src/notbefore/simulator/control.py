@@ -13,10 +13,10 @@ from msgspec import Meta, Struct
 from notbefore.core.text import one_of
 from notbefore.simulator.state import FASTEST, NAMED, SLOWEST, SimulatorState
 
-EVENTS: Final = "/simulator/events"
-FAULTS: Final = "/simulator/faults"
-CLEAR: Final = "/simulator/clear"
-PATHS: Final = (EVENTS, FAULTS, CLEAR)
+EVENTS_PATH: Final = "/simulator/events"
+FAULTS_PATH: Final = "/simulator/faults"
+CLEAR_PATH: Final = "/simulator/clear"
+PATHS: Final = (EVENTS_PATH, FAULTS_PATH, CLEAR_PATH)
 MAX_REQUEST: Final = 64 * 1024  # bytes of a body
 
 Word = Annotated[str, Meta(max_length=60)]
@@ -56,9 +56,9 @@ def carry_out(state: SimulatorState, path: str, body: bytes) -> dict[str, str]:
 
     Raises ``ValueError`` with the mistake in words.
     """
-    if path == EVENTS:
+    if path == EVENTS_PATH:
         return _start(state, _decoded(body, EventRequest))
-    if path == FAULTS:
+    if path == FAULTS_PATH:
         fault = _decoded(body, FaultRequest)
         state.fault(fault.kind, fault.value, fault.times)
         return {}

@@ -36,7 +36,7 @@ VERSIONS: Final = {  # the api-versions of each path
     ),
     INSTANCE: ("2017-08-01", "2018-02-01", "2019-08-01", "2020-09-01", "2021-02-01", "2023-07-01"),
 }
-MAX_BODY: Final = 1024 * 1024  # bytes of a start request
+MAX_START_REQUEST: Final = 1024 * 1024  # bytes of a start request
 
 
 class Simulator(SimulatorState):
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             text = f"the body has more than {control.MAX_REQUEST} bytes"
             raise _RefusedError(text, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        body = self.rfile.read(max(0, min(length, MAX_BODY)))
+        body = self.rfile.read(max(0, min(length, MAX_START_REQUEST)))
 
         if url.path in control.PATHS:
             self._drive(url.path, body)

@@ -33,7 +33,7 @@ FAULTS: Final = {  # kind -> default value, a status or seconds
 # of the speed: between these, every year has four digits
 SLOWEST: Final = 0.01
 FASTEST: Final = 100_000.0
-MAX_EVENTS: Final = 1_000  # played since the last ``clear``
+MAX_PLAYS: Final = 1_000  # played since the last ``clear``
 MAX_FAULTS: Final = 10_000  # that wait for their answers
 MAX_VALUE: Final = 86_400.0  # of a fault; no client waits longer than a day
 STATUSES: Final = range(300, 600)  # of faults
@@ -213,8 +213,8 @@ class SimulatorState:
             cancel=cancel,
         )
         with self._lock:
-            if len(self._plays) >= MAX_EVENTS:
-                raise ValueError(f"{MAX_EVENTS} events were played: clear them first")
+            if len(self._plays) >= MAX_PLAYS:
+                raise ValueError(f"{MAX_PLAYS} events were played: clear them first")
             self._fixed_document = None
             self._plays[event_id.casefold()] = play
         return event_id

@@ -315,8 +315,8 @@ class Access:
         return self._loaded
 
     def _has_changed(self) -> bool:
-        known = self._loaded.signatures
-        return any(signature(file) != known[file] for file in known)
+        signatures = self._loaded.signatures
+        return any(signature(file) != signatures[file] for file in signatures)
 
     def _load(self, path: str) -> None:
         """Read the file and its certificates.

@@ -27,7 +27,7 @@ DEFAULT_LIMIT: Final = 100
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 UNAVAILABLE: Final = "503 Service Unavailable"
-ALWAYS: Final = {
+COMMON_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -126,7 +126,7 @@ def send(response: Response, environ: Environ, start_response: StartResponse) ->
     headers = {
         "Content-Type": response.content_type,
         "Content-Length": str(len(response.body)),
-        **ALWAYS,
+        **COMMON_HEADERS,
         **dict(response.headers),
     }
     start_response(response.status, list(headers.items()))

@@ -44,7 +44,7 @@ MAX_UNREAD: Final = 16 * 1024 * 1024
 ACCEPTS: Final = 20  # connections accepted at once
 # between two polls of all connections, which take a millisecond of 1,000, workers get time, and new
 # ones are accepted
-PAUSE: Final = 3e-6  # seconds per connection
+PAUSE_PER_CONNECTION: Final = 3e-6  # seconds per connection
 SHORTEST_PAUSE: Final = 0.001  # seconds, because a poll counts milliseconds
 # seconds between two checks of the connections, while there are any and nothing arrives
 LOOK: Final = 2.0
@@ -127,7 +127,7 @@ class HttpServer:
                 timeout = FOREVER
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
             if count:
-                pause = max(PAUSE * count, SHORTEST_PAUSE)
+                pause = max(PAUSE_PER_CONNECTION * count, SHORTEST_PAUSE)
                 wasyncore.loop(timeout=pause, use_poll=True, map=listener, count=1)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from notbefore.core.document import STARTED
 from notbefore.core.tracked import PendingEvent, PendingView
 
-_AFFECTED: Final = {  # by scope
+_VM_ON_PAGE: Final = {  # by scope
     "self": "this VM",
     "peer": "another VM",
     "unknown": "perhaps this VM",
@@ -16,7 +16,7 @@ _AFFECTED: Final = {  # by scope
 
 def affected(scope: str) -> str:
     """Return which VM an event of this scope affects, as the page of one VM shows it."""
-    return _AFFECTED.get(scope, scope)
+    return _VM_ON_PAGE.get(scope, scope)
 
 
 def summary(

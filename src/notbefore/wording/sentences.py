@@ -8,16 +8,16 @@ from notbefore.core.text import counted, rfc3339
 from notbefore.wording.phrases import MISSING, REASONS
 
 EXERCISE: Final = "[EXERCISE] "  # the start of every text about an exercise: nothing has happened
-_OUTCOMES: Final = {
+_OUTCOME_WORDS: Final = {
     "canceled": "canceled",
     "finished": "finished",
     "unknown": "gone, and how it ended was not seen",
 }
-_ADVICE: Final = {  # by kind of change
+_STEPS_OF_ADVICE: Final = {  # by kind of change
     "announced": "announced",
     "ended": "withdrawn: whether Azure evicts is announced as Preempt",
 }
-_AFFECTED: Final = {  # by scope
+_VM_BY_SCOPE: Final = {  # by scope
     "self": "this VM",
     "peer": "another VM",
     "unknown": "a VM of this group",
@@ -40,7 +40,7 @@ def sentence(change: Change, vm: Vm | None = None, fleet: FleetFacts | None = No
 def _affected(change: Change, vm: Vm | None, fleet: FleetFacts | None) -> str:
     """Return the affected VMs as this VM sees them, or as many VMs see them together."""
     if fleet is None:
-        return _AFFECTED[change.scope]
+        return _VM_BY_SCOPE[change.scope]
     if vm is None:
         vm = Vm()
     if fleet.fleet_vms == 1 and vm.name:
@@ -88,8 +88,8 @@ def _no_longer_affected(change: Change) -> str:
 
 def _step(change: Change, fleet: FleetFacts | None) -> str:
     """Return the rest of the sentence, from its verb."""
-    if change.event.is_advice and change.kind in _ADVICE:
-        return _ADVICE[change.kind]
+    if change.event.is_advice and change.kind in _STEPS_OF_ADVICE:
+        return _STEPS_OF_ADVICE[change.kind]
     if change.kind == "announced":
         return _announced(change)
     if change.kind == "updated":
@@ -100,7 +100,7 @@ def _step(change: Change, fleet: FleetFacts | None) -> str:
         return "started without notice"
     if change.kind == "started":
         return "started"
-    return _OUTCOMES[change.outcome or "unknown"]
+    return _OUTCOME_WORDS[change.outcome or "unknown"]
 
 
 def _announced(change: Change) -> str:

@@ -25,7 +25,7 @@ from notbefore.wording.texts import Text, text_of
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606
 MAX_SUBJECT: Final = 200  # characters
 PORTS: Final = {"starttls": 587, "tls": 465, "none": 25}
-PERMANENT: Final = range(500, 600)  # SMTP replies that are permanent errors
+PERMANENT_REPLIES: Final = range(500, 600)  # SMTP replies that are permanent errors
 
 log = logging.getLogger("notbefore.email")
 
@@ -86,7 +86,7 @@ def _send_error(error: smtplib.SMTPException | OSError, host: str) -> SendError:
         reply = f"{error.smtp_code} {_words(error.smtp_error)}"
         # the password may be corrected
         is_login = isinstance(error, smtplib.SMTPAuthenticationError)
-        permanent = error.smtp_code in PERMANENT and not is_login
+        permanent = error.smtp_code in PERMANENT_REPLIES and not is_login
         return SendError(f"the mail server answered {reply}", permanent=permanent, by_hand=is_login)
     if isinstance(error, smtplib.SMTPNotSupportedError):
         return SendError(f"the mail server does not support this: {error}", permanent=True)
@@ -109,7 +109,7 @@ def _transfer(server: smtplib.SMTP, mail: EmailMessage, account: Email, name: st
         replies.append(f"{address}: {code} {_words(text)}")
     listed = "; ".join(replies)
     if len(refused) == len(recipients):
-        permanent = all(code in PERMANENT for code, _ in refused.values())
+        permanent = all(code in PERMANENT_REPLIES for code, _ in refused.values())
         raise SendError(f"refused: {listed}", permanent=permanent)
     # the others have the mail: they must neither get it again nor wait for these
     log.error("sink %s: some recipients were refused, and do not get this mail (%s)", name, listed)

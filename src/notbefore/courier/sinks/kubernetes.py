@@ -38,7 +38,7 @@ REQUESTS: Final = 3  # for one message
 HEARTBEAT: Final = 300.0  # seconds between two updates of the condition, as the kubelet's
 MAX_MESSAGE: Final = 1024  # characters; the limit of events.k8s.io
 MAX_REASON: Final = 128  # characters; the same
-MAX_EVENTS: Final = 50  # in the condition; when there are more, it forgets the oldest
+MAX_LISTED_EVENTS: Final = 50  # in the condition; when there are more, it forgets the oldest
 MAX_SENTENCE: Final = 300  # characters about one event in the condition
 CONFLICT: Final = 409
 SEPARATOR: Final = " | "  # between the events in the message of the condition
@@ -226,7 +226,7 @@ def read_events(text: str) -> dict[str, ListedEvent]:
 
 def condition_of(events: Iterable[ListedEvent], now: str) -> dict[str, str]:
     """Return the condition for these events, the oldest first."""
-    newest = list(events)[-MAX_EVENTS:]
+    newest = list(events)[-MAX_LISTED_EVENTS:]
     reasons = dict.fromkeys(event.reason for event in newest)
     return {
         "type": CONDITION,

@@ -21,9 +21,9 @@ from notbefore.wording.times import clock
 if TYPE_CHECKING:
     from notbefore.courier.slack_bot import SlackBot
 
-HEADERS: Final = {"Content-Type": "application/json"}
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
 BOT_REQUESTS: Final = 2  # for one step of an event; they share the timeout
-MAX_HEADER: Final = 150  # characters; Slack's limits
+MAX_TITLE: Final = 150  # characters; Slack's limits
 MAX_SECTION: Final = 3_000
 MAX_FIELD: Final = 2_000
 MAX_FIELDS: Final = 10  # in a section
@@ -50,7 +50,7 @@ class Sink(HttpSink):
         payload = content(message, text_of(message, self._messages))
         if self._bot is not None:
             return self._bot.send(message, payload)
-        self._http.post(self._url, HEADERS, json_line(payload)).check()
+        self._http.post(self._url, JSON_HEADERS, json_line(payload)).check()
         return Receipt()
 
 
@@ -69,7 +69,7 @@ def content(message: Message, text: Text) -> dict[str, Any]:
     The header is above the attachment, which has the color: Slack does not show the text of a
     message with blocks.
     """
-    title = text.title[:MAX_HEADER]
+    title = text.title[:MAX_TITLE]
     header = {
         "type": "header",
         "text": {"type": "plain_text", "text": title, "emoji": False},

@@ -32,12 +32,12 @@ EVENT_IDS: Final[dict[MessageKind, int]] = {  # at most 1000: see ``commands/eve
     "approval_failed": 112,
     "approval_skipped": 113,
 }
-TYPES: Final[dict[Severity, int]] = {
+ENTRY_TYPES: Final[dict[Severity, int]] = {
     "critical": win32evtlog.EVENTLOG_ERROR_TYPE,
     "warning": win32evtlog.EVENTLOG_WARNING_TYPE,
     "info": win32evtlog.EVENTLOG_INFORMATION_TYPE,
 }
-MAX_TEXT: Final = 14_000  # characters; Windows takes 31,839 UTF-16 units in a text
+MAX_ENTRY_TEXT: Final = 14_000  # characters; Windows takes 31,839 UTF-16 units in a text
 MAX_ENTRY: Final = 60_000  # bytes of UTF-16 in both texts; Windows takes a little more
 
 
@@ -51,11 +51,11 @@ class Sink(BaseSink):
     def send(self, message: Message) -> Receipt:
         """Write an entry. Raises ``SendError`` if Windows does not take it."""
         text = text_of(message, self._messages)
-        texts = [shortened(f"{text.title}\n\n{text.whole}", MAX_TEXT), message.line.decode()]
+        texts = [shortened(f"{text.title}\n\n{text.whole}", MAX_ENTRY_TEXT), message.line.decode()]
         if len("".join(texts).encode("utf-16-le")) > MAX_ENTRY:
             texts[1] = ""  # a part of the record would be no JSON
         try:
-            self._write(TYPES[message.shown_severity], EVENT_IDS[message.kind], texts)
+            self._write(ENTRY_TYPES[message.shown_severity], EVENT_IDS[message.kind], texts)
         except pywintypes.error as error:
             raise SendError(f"{error.strerror} ({error.funcname}, {error.winerror})") from None
         return Receipt()
