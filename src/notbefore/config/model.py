@@ -180,8 +180,10 @@ def host_and_port(listen: str) -> tuple[str, int]:
         raise ValueError(
             f"expected HOST:PORT such as 127.0.0.1:10169 or [::1]:10169, got {listen!r}"
         )
-    host: str = match["v6"] or match["host"] or ""  # empty: every address
-    return host, int(match["port"])
+    port = int(match["port"])
+    if match["v6"]:
+        return match["v6"], port
+    return match["host"] or "", port
 
 
 def local_url(host: str, port: int, *, tls: bool) -> str:

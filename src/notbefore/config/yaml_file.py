@@ -192,8 +192,10 @@ def _problem(event: Any, number: int, depth: int) -> str:
 
 def _not_yaml(error: Any, content: bytes, path: Path) -> Mistake:
     """Return PyYAML's error as a mistake with its place."""
-    reason = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-    text = " ".join(str(reason).removeprefix("but ").split())
+    problem = str(error)
+    for attribute in ("reason", "problem"):  # of the reader's and of the parser's errors
+        problem = getattr(error, attribute, None) or problem
+    text = " ".join(problem.removeprefix("but ").split())
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         place = ConfigPlace(str(path), mark.line + 1, mark.column + 1)

@@ -93,12 +93,17 @@ class EventGrid:
             return []
 
         self._published[play.event_id] = status
-        # at a high speed, the event may have taken several steps since the last look
         first = play.published_status(play.begun)
+        if status == "Canceled" and last is None:
+            return [first, status]
         if status == "Canceled":
-            return [first, status] if last is None else [status]
-        begin = STEPS.index(first) if last is None else STEPS.index(last) + 1
-        return list(STEPS[begin : STEPS.index(status) + 1])
+            return [status]
+
+        # at a high speed, the event may have taken several steps since the last look
+        next_step = STEPS.index(first)
+        if last is not None:
+            next_step = STEPS.index(last) + 1
+        return list(STEPS[next_step : STEPS.index(status) + 1])
 
     def _publish(self, play: Play, status: str, now: float) -> None:
         body = msgspec.json.encode(self._message(play, status, now))

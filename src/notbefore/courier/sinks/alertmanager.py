@@ -10,7 +10,7 @@ fleet`` does not repeat its alerts, because each takeover would have to continue
 """
 
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +19,7 @@ from notbefore.config.sinks import Alertmanager, Messages
 from notbefore.core.change import SILENT
 from notbefore.core.event_types import SEVERITIES, Severity
 from notbefore.core.message import Message
-from notbefore.core.record import json_line
+from notbefore.core.record import Record, json_line
 from notbefore.core.text import escaped, one_line, rfc3339, some_of, without_mentions
 from notbefore.courier.http_sink import HttpSink, headers_of
 from notbefore.courier.sink import Receipt
@@ -96,6 +96,27 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
         severity = _more_severe(message.severity, previous_labels.get("severity"))
         labels = previous_labels | {"severity": severity}
 
+    annotations = _annotations(message, text)
+    values: dict[str, Any] = {
+        "labels": labels,
+        "annotations": annotations,
+        "startsAt": rfc3339(min(record.first_seen, message.now)),
+        "generatorURL": annotations.get("dashboard", ""),
+    }
+    if message.over:
+        values["endsAt"] = rfc3339(min(record.time, message.now))
+    elif record.fleet_events is not None:
+        with suppress(OverflowError):  # beyond the year 9999
+            values["endsAt"] = rfc3339(_end_in_fleet(record))
+    if previous_labels is None or previous_labels == labels:
+        return [values]
+    end_of_previous = values | {"labels": previous_labels, "endsAt": rfc3339(message.now)}
+    return [values, end_of_previous]
+
+
+def _annotations(message: Message, text: Text) -> dict[str, str]:
+    """Return the annotations that have a value."""
+    record = message.record
     not_before = ""
     if record.not_before is not None:
         not_before = rfc3339(record.not_before)
@@ -112,24 +133,15 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
         "runbook_url": links.get("Runbook", ""),
         "page": links.get("Agent's page", ""),
     }
-    values: dict[str, Any] = {
-        "labels": labels,
-        "annotations": {name: value for name, value in annotations.items() if value},
-        "startsAt": rfc3339(min(record.first_seen, message.now)),
-        "generatorURL": links.get("Dashboard", ""),
-    }
-    if message.over:
-        values["endsAt"] = rfc3339(min(record.time, message.now))
-    elif record.fleet_events is not None:
-        lasts = FLEET_LASTS
-        if record.event_type == SILENT:
-            lasts = SILENT_LASTS
-        with suppress(OverflowError):  # beyond the year 9999
-            values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + lasts)
-    if previous_labels is None or previous_labels == labels:
-        return [values]
-    end_of_previous = values | {"labels": previous_labels, "endsAt": rfc3339(message.now)}
-    return [values, end_of_previous]
+    return {name: value for name, value in annotations.items() if value}
+
+
+def _end_in_fleet(record: Record) -> datetime:
+    """Return a time after any end in the fleet. Raises ``OverflowError`` beyond the year 9999."""
+    start = max(record.time, record.not_before or record.time)
+    if record.event_type == SILENT:
+        return start + SILENT_LASTS
+    return start + FLEET_LASTS
 
 
 def _labels_of_thread(message: Message) -> dict[str, str] | None:
