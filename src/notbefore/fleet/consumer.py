@@ -164,7 +164,7 @@ class Consumer:
             while not self._stop.is_set():
                 began = time.monotonic()
                 # the SDK raises many errors; any of them ends this client
-                await _succeeds(self.keeper, "hub", self._read)
+                await _attempt(self.keeper, "hub", self._read)
                 if time.monotonic() - began > HEALTHY:
                     failures = 0
                 failures += 1
@@ -202,7 +202,8 @@ class Consumer:
     async def _close(self) -> None:
         """Write everything, and let go of the partitions.
 
-        That does not wait for the end of a client: while the hub is unavailable, there may be none.
+        This is done at the end of the consumer, not of a client: while the hub is unavailable,
+        there may be no client.
         """
         await _finish(self.keeper.write_history())
         await _finish(self.keeper.let_go(*self.keeper.partitions))
@@ -274,7 +275,7 @@ class Consumer:
         if last_times:
             self._parts.clock.advance_to(max(last_times).timestamp())
         # on failure, the previous mutes stay
-        await _succeeds(self.keeper, "store", self._read_mutes)
+        await _attempt(self.keeper, "store", self._read_mutes)
         return positions
 
     # ---- repeated every few seconds
@@ -335,7 +336,7 @@ class Consumer:
         inventory = self._parts.inventory
         if inventory is None or not self.connected:
             return
-        await _succeeds(self.keeper, "inventory", self._read_inventory)
+        await _attempt(self.keeper, "inventory", self._read_inventory)
 
         first = min(self.keeper.ends, key=_partition_order)
         held = self.keeper.partitions.get(first)
@@ -510,13 +511,13 @@ async def _regularly(keeper: Keeper, every: float, part: str, action: Action) ->
     failures = 0
     while True:
         await asyncio.sleep(back_off(failures + 1, every, LONGEST_TASK_PAUSE))
-        if await _succeeds(keeper, part, action):
+        if await _attempt(keeper, part, action):
             failures = 0
         else:
             failures += 1
 
 
-async def _succeeds(keeper: Keeper, part: str, action: Action) -> bool:
+async def _attempt(keeper: Keeper, part: str, action: Action) -> bool:
     """Carry out an action; return whether it succeeded. An error is counted and logged."""
     try:
         await action()

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from notbefore.core.change import Outcome
 from notbefore.errors import StoreError
 from notbefore.fleet.shown_waves import EventFacts
-from notbefore.fleet.story import OUTCOMES, EndedBy, Measures, Story, from_unix
+from notbefore.fleet.story import OUTCOME_OF, EndedBy, Measures, Story, from_unix
 from notbefore.fleet.wave import azure_status
 from notbefore.store.lock import PRIVATE_DIRECTORY, prepare_file
 
@@ -73,7 +73,7 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
             expected_seconds=event.duration,
             over=story.over,
             closed=from_unix(now),
-            outcome=OUTCOMES[story.standing],
+            outcome=OUTCOME_OF[story.standing],
             as_far_as_known=story.given_up,
             exercise=story.exercise,
             measured=story.measured,

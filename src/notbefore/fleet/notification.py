@@ -18,7 +18,7 @@ from notbefore.core.change import (
 from notbefore.core.document import Event
 from notbefore.core.record import FleetFacts, Vm
 from notbefore.fleet.hub_records import Place
-from notbefore.fleet.story import OUTCOMES, OVER, STEPS, Standing, Story, content, from_unix
+from notbefore.fleet.story import OUTCOME_OF, OVER, STEPS, Standing, Story, content, from_unix
 from notbefore.fleet.wave import Wave, by_progress, event_of_wave, facts_of, place_of, vm_of
 
 _REASONS: Final[dict[LifecycleKind, Reason]] = {
@@ -152,7 +152,7 @@ def _change(
         incarnation=0,
         first_seen=first_seen,
         previous=wave.notified_event,
-        outcome=OUTCOMES.get(standing),
+        outcome=OUTCOME_OF.get(standing),
         not_before=not_before,
         ahead_seconds=ahead_seconds,
         notice_seconds=_shortest_notice(stories),

@@ -23,24 +23,21 @@ from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Rep
 from notbefore.fleet.notification import Notification
 from notbefore.fleet.silence import Silence
 from notbefore.fleet.snapshot import Position, Snapshot
-from notbefore.fleet.story import (
-    OVER,
-    from_unix,
-)
+from notbefore.fleet.story import OVER, from_unix
 from notbefore.fleet.waves import Grouping
 
 CHUNK: Final = 8  # steps that ``advance_chunk`` takes: a step of a large wave needs milliseconds
 UNWATCHED: Final = 120.0  # seconds between two looks; after more, the hub was not read meanwhile
 YEAR: Final = timedelta(days=366)  # a time that a VM reports may not be further away
 LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for overdue events and VMs
-# the results of records: of the messages in one record, the first one counts
+# the results of messages; a record with several messages has the first of their results
 RESULTS: Final = ("news", "poison", "late", "known", "skipped")
 
 log = logging.getLogger("notbefore.fleet.partition")
 
 
 class Partition:
-    """The fold. ``state``: that of the previous owner; the fold changes it in place."""
+    """The fold over one partition. ``state``: the previous owner's, changed in place."""
 
     def __init__(
         self,
@@ -78,10 +75,11 @@ class Partition:
         return msgspec.msgpack.encode(self.state)
 
     def hub_has(self, partitions: int, others: Collection[Snapshot] = (), now: float = 0.0) -> None:
-        """Note the number of partitions; ``others``: the states of the other ones.
+        """Note how many partitions the hub has.
 
-        If it has changed, VMs may use another partition now: forget them, and expect those of the
-        others. ``now``: Unix seconds of the hub's clock.
+        If their number has changed, VMs may use another partition now: forget the VMs here, and
+        expect those of the others. ``others``: the states of the other partitions. ``now``: Unix
+        seconds of the hub's clock.
         """
         if partitions == self.state.partitions:
             return
@@ -96,7 +94,8 @@ class Partition:
     def has_read(self, at: Position) -> bool:
         """Whether the record at this position was read: a snapshot may be newer than a checkpoint.
 
-        A newer record with a smaller number was not: the hub was created again, and counts from 0.
+        A newer record with a smaller number was not read: the hub was created again, and counts
+        from 0.
         """
         position = self.state.position
         return at.sequence <= position.sequence and at.enqueued <= position.enqueued

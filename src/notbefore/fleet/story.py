@@ -53,12 +53,12 @@ AZURE_CLAIMS: Final[dict[AzureStatus, Standing]] = {
 STATUS_ORDER: Final[tuple[AzureStatus, ...]] = ("Scheduled", "Started", "Canceled", "Completed")
 """Azure's statuses, the most advanced one last: an event never goes back."""
 
-OUTCOMES: Final[dict[Standing, Outcome]] = {
+OUTCOME_OF: Final[dict[Standing, Outcome]] = {
     Standing.ENDED: "unknown",
     Standing.CANCELED: "canceled",
     Standing.FINISHED: "finished",
 }
-OVER: Final = frozenset(OUTCOMES)
+OVER: Final = frozenset(OUTCOME_OF)
 
 ENDS_AS: Final = {Standing.SCHEDULED: Standing.ENDED, Standing.STARTED: Standing.FINISHED}
 """The standing of an event that is over although no VM claims an end.

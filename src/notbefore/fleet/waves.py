@@ -25,9 +25,9 @@ from notbefore.fleet.notification import Notification, notify
 from notbefore.fleet.story import OVER, Standing, Story
 from notbefore.fleet.wave import OpenWaves, Wave, by_progress, severity, vm_of
 
-MAX_ROUTED: Final = 16  # places by which the notifications of one wave are routed, by other routes
-SHARE_OF_NOTICE: Final = 3  # news waits for a third of the notice left at most: a Preempt has 30 s
-SHARE_OF_DIGEST: Final = 2  # or for the next digest, if it leaves at least half of that notice
+MAX_ROUTED: Final = 16  # places, each with other routes, that route the notifications of a wave
+NOTICE_DIVISOR: Final = 3  # news waits for a third of the notice left at most: a Preempt has 30 s
+DIGEST_DIVISOR: Final = 2  # or for the next digest, if that leaves at least half of the notice
 DIGESTS_PER_STANDING: Final = 1_000  # a wave that begins again numbers its digests from a multiple
 
 
@@ -57,7 +57,7 @@ class DueWave(NamedTuple):
 
 
 class Waves:
-    """The waves of one partition; ``open_waves``: those of its previous owner, changed in place."""
+    """The waves of one partition. ``open_waves``: the previous owner's, changed in place."""
 
     def __init__(self, grouping: Grouping, open_waves: OpenWaves) -> None:
         self._grouping = grouping
@@ -132,7 +132,7 @@ class Waves:
         return True
 
     def drop(self, story: Story) -> Wave:
-        """Remove a story from its wave, which is returned; drop the wave if it has no other one."""
+        """Remove a story from its wave; return the wave, which is dropped if it has no other story."""
         wave = self.open[story.labels]
         del wave.stories[story.event.key]
         if not wave.stories:
@@ -219,13 +219,13 @@ class Waves:
             return digest
 
         # urgent news also waits for the digest, if that leaves enough of the notice
-        if digest - now <= _notice_left(story, now) / SHARE_OF_DIGEST:
+        if digest - now <= _notice_left(story, now) / DIGEST_DIVISOR:
             return digest
         return min(self._soon(story, now), digest)
 
     def _soon(self, story: Story, now: float) -> float:
         """Return when news of a story is due that may wait for ``group_wait``."""
-        longest = _notice_left(story, now) / SHARE_OF_NOTICE
+        longest = _notice_left(story, now) / NOTICE_DIVISOR
         return now + max(0.0, min(self._grouping.group_wait, longest))
 
     def _rests_until(self, wave: Wave) -> float:
@@ -246,7 +246,7 @@ class Waves:
         return self._schedule.first()
 
     def notify_next(self, now: float) -> DueWave | None:
-        """Notify of the wave that is due first; ``None`` if none is due by ``now``.
+        """Return the wave that is due first, with its notification; ``None`` if none is due by ``now``.
 
         A wave that is over is removed from ``open``.
         """
@@ -288,7 +288,7 @@ def _label(name: str, story: Story) -> str:
 
 
 def _is_outdated(wave: Wave, now: float) -> bool:
-    """Whether people expect a NotBefore that no event to come has any more."""
+    """Whether people expect a NotBefore that no event to come still has."""
     # people know of no NotBefore: they were not notified, or it has started
     if wave.notified is not Standing.SCHEDULED or wave.notified_event is None:
         return False
