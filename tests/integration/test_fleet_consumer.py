@@ -21,6 +21,7 @@ from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub
+from notbefore.errors import NotBeforeError
 from notbefore.fleet import consumer as consumer_module
 from notbefore.fleet import snapshot_store as snapshot_store_module
 from notbefore.fleet.consumer import Consumer
@@ -109,6 +110,19 @@ def consuming(
     finally:
         consumer.stop()
         thread.join(60)
+
+
+@contextmanager
+def hanging(consumer: Consumer) -> Iterator[None]:
+    """Let the thread of a consumer hang within the ``with``."""
+    released = threading.Event()
+    loop = consumer._loop
+    assert loop is not None
+    loop.call_soon_threadsafe(released.wait, 60)
+    try:
+        yield
+    finally:
+        released.set()
 
 
 def test_corrupt_snapshot_is_put_aside_and_its_partition_is_read_again(
@@ -338,19 +352,25 @@ def test_last_state_is_shown_when_the_thread_of_the_consumer_hangs(
 ) -> None:
     monkeypatch.setattr(consumer_module, "STATE_SECONDS", 0.1)
     monkeypatch.setattr(consumer_module, "OTHERS_SECONDS", 0.1)
-    released = threading.Event()
     with consuming(tmp_path, hub) as (consumer, written):
         send(hub, [report(A, "announced")])
         eventually(lambda: written and len(consumer.state().waves) == 1, patience=60)
-        loop = consumer._loop
-        assert loop is not None
-        loop.call_soon_threadsafe(released.wait, 60)
-        try:
+        with hanging(consumer):
             state = consumer.state_with_others()
-        finally:
-            released.set()
 
         assert len(state.waves) == 1
+
+
+def test_open_events_are_unknown_when_the_thread_of_the_consumer_hangs(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "STATE_SECONDS", 0.1)
+    with consuming(tmp_path, hub) as (consumer, written):
+        send(hub, [report(A, "announced")])
+        eventually(lambda: len(written) == 1, patience=60)
+
+        with hanging(consumer), pytest.raises(NotBeforeError, match="try again"):
+            consumer.open_events("event-1")
 
 
 def test_events_that_move_to_an_added_partition_end_once(

@@ -25,7 +25,7 @@ from azure.eventhub.aio import PartitionContext
 
 from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
-from notbefore.errors import ConfigError
+from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.instance_state import InstanceState, Reading, state_of
 from notbefore.fleet.keeper import Held, Keeper, Parts
@@ -105,9 +105,12 @@ class Consumer:
     def open_events(self, event_id: str) -> list[OpenEvent]:
         """Return the events with an EventId that are open in the partitions of this instance.
 
-        The list is empty if its thread does not answer in time.
+        Raises ``NotBeforeError`` if its thread does not answer in time.
         """
-        return self._ask(partial(self._open_events, event_id), STATE_SECONDS) or []
+        events = self._ask(partial(self._open_events, event_id), STATE_SECONDS)
+        if events is None:
+            raise NotBeforeError("the instance does not know its events at the moment: try again")
+        return events
 
     async def _open_events(self, event_id: str) -> list[OpenEvent]:
         return open_events(self.keeper.folds, event_id, self._parts.clock.now())

@@ -132,7 +132,7 @@ class Waves:
         return True
 
     def drop(self, story: Story) -> Wave:
-        """Remove a story from its wave; return the wave, which is dropped if it has no other story."""
+        """Remove a story from its wave; return the wave, which is dropped if it is empty then."""
         wave = self.open[story.labels]
         del wave.stories[story.event.key]
         if not wave.stories:
@@ -246,9 +246,9 @@ class Waves:
         return self._schedule.first()
 
     def notify_next(self, now: float) -> DueWave | None:
-        """Return the wave that is due first, with its notification; ``None`` if none is due by ``now``.
+        """Return the wave that is due first, with its notification.
 
-        A wave that is over is removed from ``open``.
+        ``None`` if none is due by ``now``. A wave that is over is removed from ``open``.
         """
         while True:
             labels = self._schedule.pop(now)
