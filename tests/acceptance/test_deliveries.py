@@ -287,7 +287,7 @@ def test_drill_closes_its_incident_or_reports_it_as_open(imds: Simulator, place:
 
             assert done.returncode == 0
             assert found.effects == ["opened", "added", "resolved"]
-            assert found.wrong == []
+            assert found.faults == []
 
             # with which the agent need not run
             routes = [{"match": {"change": "announced"}, "sinks": ["pager"]}]

@@ -166,7 +166,7 @@ def test_wave_of_500_vms_is_one_incident_and_few_messages(
 
     assert effects.count("opened") == 1
     assert effects.count("resolved") == 1
-    assert receivers.pager.wrong == []
+    assert receivers.pager.faults == []
     assert len(receivers.slack.messages) == len(receivers.steps)
     (posted,) = receivers.workspace.posted
     assert posted.title == receivers.slack.titles[-1]

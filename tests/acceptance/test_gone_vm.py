@@ -100,7 +100,7 @@ def test_neighbor_closes_incidents_of_a_preempted_vm(
         assert changes_at(chat) == ["announced", "started"]
         keys = {json.loads(request.body)["incident"] for request in hook.requests}
         assert keys == {pager.steps[0].dedup_key}
-        assert pager.wrong == []
+        assert pager.faults == []
 
 
 def test_neighbor_sends_nothing_of_other_events(

@@ -94,8 +94,8 @@ def test_reboot_of_five_vms_is_one_incident_that_is_closed_once(
     assert Counter(direct.effects) == {"opened": 1, "added": 9, "resolved": 1, "nothing": 4}
     assert statuses() == ["firing", "resolved"]
     assert [step for step in routed.effects if step != "added"] == ["opened", "resolved"]
-    assert not direct.wrong
-    assert not routed.wrong
+    assert not direct.faults
+    assert not routed.faults
     # all say the same, of all five
     assert all("web_0 " in json.loads(request.body)["text"] for request in chat.requests)
     # each VM has a message of its own, which is updated

@@ -84,7 +84,7 @@ def test_alertmanager_tells_slack_and_pagerduty_of_event_start_and_end(
 
         def on_call() -> list[str]:
             return [
-                f"{step.what}: {step.event.get('payload', {}).get('summary', '')}"
+                f"{step.effect}: {step.event.get('payload', {}).get('summary', '')}"
                 for step in pager.steps
             ]
 
@@ -118,4 +118,4 @@ def test_alertmanager_tells_slack_and_pagerduty_of_event_start_and_end(
 
         sys.stdout.write(f"Slack:\n{in_slack()}\nPagerDuty:\n" + "\n".join(on_call()) + "\n")
         assert "any moment" not in in_slack()
-        assert not pager.wrong
+        assert not pager.faults

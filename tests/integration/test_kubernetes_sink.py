@@ -50,7 +50,7 @@ STATUSES = {  # -> whether it is final, and whether a person has to correct some
 def cluster(tmp_path: Path) -> Iterator[Kubernetes]:
     with Kubernetes(tmp_path) as server:
         yield server
-        assert not server.wrong
+        assert not server.faults
 
 
 def config_of(cluster: Kubernetes, **settings: Any) -> SinkConfig:
@@ -411,4 +411,4 @@ def test_agent_in_a_pod_of_the_chart_reaches_the_api_server(
             eventually(lambda: len(cluster.described) == 2)
 
         assert cluster.condition is None
-    assert not cluster.wrong
+    assert not cluster.faults

@@ -45,7 +45,7 @@ from peers.otlp import (
     attributes,
     collected,
     metrics_of,
-    rejecting,
+    partly_accepted,
     scraped,
     series,
     starts,
@@ -201,7 +201,7 @@ def test_results_of_exports_are_counted_and_logged_once(
         ), None
 
     with Receiver() as receiver, caplog.at_level("INFO"):
-        receiver.default = rejecting(2, "too old for hunter2")
+        receiver.default = partly_accepted(2, "too old for hunter2")
         headers = {"Api-Key": Secret(str(key), "file")}
         config = Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers)
         exporter = Exporter(config, read, counts, Redactor())
@@ -327,7 +327,7 @@ def test_warning_of_the_receiver_is_logged_and_no_rejection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Receiver() as receiver:
-        receiver.default = rejecting(0, "this API is old")
+        receiver.default = partly_accepted(0, "this API is old")
 
         assert sent(receiver.url, message()) == [Receipt()]
 
@@ -347,7 +347,7 @@ def test_answer_without_partial_success_rejects_nothing(body: bytes) -> None:
         b"{" * 100_000,
         b"{\xff",
         b"no",
-        rejecting(1, "x" * 99).body[:-9],
+        partly_accepted(1, "x" * 99).body[:-9],
     ],
 )
 def test_answer_that_is_not_otlp_is_a_temporary_failure(body: bytes) -> None:
@@ -370,7 +370,7 @@ def test_rejection_with_a_long_reason_is_read_up_to_the_bound_of_answers() -> No
     with Receiver() as web:
         errors = []
         for length in (10, 100_000, MAX_ANSWER):
-            web.default = rejecting(1, "x" * length)
+            web.default = partly_accepted(1, "x" * length)
             (error,) = sent(web.url, message())
             assert isinstance(error, SendError)
             errors.append(error)
@@ -442,7 +442,7 @@ def test_grpc_failure_is_temporary_and_reported_once(
     assert isinstance(error, SendError)
     assert not error.permanent
     assert code in str(error)
-    assert str(error).endswith("as the test wants it")
+    assert str(error).endswith("ordered by the test")
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
 
 

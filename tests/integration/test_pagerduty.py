@@ -34,7 +34,7 @@ def sent(pager: PagerDuty, *messages: Message) -> None:
     try:
         messages_sent(SinkConfig(pagerduty=settings), *messages)
     finally:
-        assert not pager.wrong
+        assert not pager.faults
 
 
 def test_event_is_one_incident_until_it_ends(pager: PagerDuty) -> None:

@@ -286,7 +286,7 @@ def pager(monkeypatch: pytest.MonkeyPatch) -> Iterator[PagerDuty]:
     with PagerDuty() as running:
         monkeypatch.setitem(plugin.PAGERDUTY_API_LOOKUP, "us", f"{running.url}/v2/enqueue")
         yield running
-        assert not running.wrong
+        assert not running.faults
 
 
 def test_pagerduty_through_apprise_opens_and_closes_one_incident(pager: PagerDuty) -> None:

@@ -1,1 +1,1 @@
-"""Receivers that are programs of their own."""
+"""Receivers that behave as a real service does, or are one."""

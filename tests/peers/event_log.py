@@ -1,7 +1,7 @@
-"""The event log of Windows, as far as pywin32's ``win32evtlog`` gives it to the sink.
+"""``EventLog`` stands for the event log of Windows, with the functions that the sink uses.
 
-It stands for the modules ``win32evtlog`` and ``pywintypes``, with the names and the order of the
-arguments that pywin32 documents. It accepts what Windows accepts, and refuses the rest.
+It replaces the modules ``win32evtlog`` and ``pywintypes`` of pywin32, and has the names and the
+order of arguments that pywin32 documents. It refuses what Windows refuses.
 """
 
 import sys
@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, Self
 
 NOT_AVAILABLE: Final = 1722  # RPC_S_SERVER_UNAVAILABLE: the service of the log does not run
 WRONG_PARAMETER: Final = 87
-MAX_TEXT: Final = 2 * 31_839  # bytes of UTF-16, as the next one
-MAX_ENTRY: Final = 61_440
+MAX_TEXT: Final = 2 * 31_839  # bytes of one text, as UTF-16
+MAX_ENTRY: Final = 61_440  # bytes of all texts of an entry, as UTF-16
 TYPES: Final = {"error": 1, "warning": 2, "information": 4}
 
 
@@ -35,9 +35,9 @@ class Win32Error(Exception):
 
 
 class EventLog:
-    """A log. Inside ``with EventLog()``, the two modules can be imported, and write to it.
+    """A log. Within ``with EventLog()``, the two modules can be imported, and write to it.
 
-    ``down``: the service does not run. ``open_handles``: sources that were not closed.
+    ``down``: whether the service of the log is stopped. ``open_handles``: sources that are open.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class EventLog:
         self.open_handles[self._opened] = source
         return self._opened
 
-    def _report(  # noqa: PLR0917 - as pywin32 has it
+    def _report(  # noqa: PLR0917 - the arguments of pywin32
         self,
         handle: int,
         entry_type: int,

@@ -1,9 +1,9 @@
-"""An API server of Kubernetes, as far as the sink ``kubernetes`` uses it, over TLS.
+"""``Kubernetes`` stands for the API server, over TLS, with the requests that the sink sends.
 
-It allows what the rules of the Helm chart allow, checks each object against Kubernetes' own OpenAPI
-schema (``kubernetes-validate`` ships it), applies a strategic merge patch to the conditions of a
-node, and answers errors as a ``Status``. ``described`` searches Events as ``kubectl describe node``
-does.
+It authorizes requests by the rules of the Helm chart, and checks each object against the OpenAPI
+schema of Kubernetes, from the package ``kubernetes-validate``. It applies a strategic merge patch
+to the conditions of a node, and answers errors as a ``Status``. ``described`` searches Events as
+``kubectl describe node`` does.
 """
 
 import copy
@@ -22,7 +22,7 @@ from support.peers import Answer, HttpPeer, Request
 NODE: Final = "aks-pool-12345-vmss000003"
 NODE_UID: Final = "8a4a1f5e-9d0c-4a3b-9a51-7f7d0f3c2b11"
 TOKEN: Final = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJub3RiZWZvcmUifQ.c2lnbmF0dXJl"
-# the oldest that AKS offers, and the newest that the schemas have
+# the oldest version that AKS offers, and the newest version that the package has
 VERSIONS: Final = ("1.29.0", kubernetes_validate.latest_version())
 READY: Final = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 MERGE: Final = "application/strategic-merge-patch+json"
@@ -43,7 +43,7 @@ _REASONS: Final = {
 
 
 class RefusalError(Exception):
-    """An answer that is no success."""
+    """Raised to answer a request with an error."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class RefusalError(Exception):
 
 
 def status(code: int, message: str) -> Answer:
-    """An error as the API server answers it."""
+    """Return an error as the API server answers it."""
     body = {
         "kind": "Status",
         "apiVersion": "v1",
@@ -67,8 +67,8 @@ def status(code: int, message: str) -> Answer:
 class Kubernetes(HttpPeer):
     """An API server with one node.
 
-    ``token``: the valid one. ``node``: its present state. ``wrong``: why requests that no client
-    should send were refused.
+    ``token``: the valid token. ``node``: the present state of the node. ``faults``: the reasons for
+    which it refused requests that no client should send.
     """
 
     def __init__(self, directory: Path, rules: Iterable[dict[str, Any]] = CHART_RULES) -> None:
@@ -79,25 +79,26 @@ class Kubernetes(HttpPeer):
             "status": {"conditions": [dict(READY)]},
         }
         self.events: dict[str, dict[str, Any]] = {}
-        self.wrong: list[str] = []
+        self.faults: list[str] = []
         self.token_file = directory / "token"
         self.ca_file = directory / "ca.crt"
         self._rules = list(rules)
         authority = trustme.CA()
         authority.cert_pem.write_to_path(self.ca_file)
         super().__init__(authority)
-        self.plays = self.default = Answer(299)  # `default` may be set to another answer
+        self._simulated = Answer(299)  # stands for the answer that ``_simulate`` computes
+        self.default = self._simulated
         self.rotate(TOKEN)
 
     def rotate(self, token: str) -> None:
-        """Accept only this token from now on, and write it where the kubelet does."""
+        """Accept only this token from now on, and write it to the file of the service account."""
         self.token = token
         self.token_file.write_text(token, encoding="utf-8")
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
-        if answer is self.plays:
+        if answer is self._simulated:
             try:
-                code, content = self._played(self.request(handler))
+                code, content = self._simulate(self.request(handler))
             except RefusalError as refusal:
                 answer = status(refusal.code, str(refusal))
             else:
@@ -105,7 +106,8 @@ class Kubernetes(HttpPeer):
                 answer = Answer(code, headers, json.dumps(content).encode())
         super().answer(handler, answer)
 
-    def _played(self, request: Request) -> tuple[int, dict[str, Any]]:
+    def _simulate(self, request: Request) -> tuple[int, dict[str, Any]]:
+        """Carry out a request, and return the status and the content of the answer."""
         if request.headers.get("authorization") != f"Bearer {self.token}":
             raise RefusalError(401, "Unauthorized")
 
@@ -124,7 +126,8 @@ class Kubernetes(HttpPeer):
         raise AssertionError
 
     def _refuse(self, code: int, reason: str) -> None:
-        self.wrong.append(reason)
+        """Refuse a request that no client should send."""
+        self.faults.append(reason)
         raise RefusalError(code, reason)
 
     def _authorize(self, verb: str, resource: str, namespace: str | None = None) -> None:
@@ -148,7 +151,7 @@ class Kubernetes(HttpPeer):
             self._refuse(422, f"metadata.name: {name!r} is no DNS subdomain")
         if event["metadata"].get("namespace", namespace) != namespace:
             self._refuse(400, "the namespace of the object does not match that of the request")
-        # validation of events: what belongs to no namespace has its events in `default`
+        # Kubernetes wants events of an object without namespace, as a node, in ``default``
         if event["involvedObject"].get("namespace", "") or namespace != "default":
             self._refuse(422, "involvedObject.namespace: does not match event.namespace")
         if len(event["message"]) > 1024 or len(event["reason"]) > 128:
@@ -163,10 +166,12 @@ class Kubernetes(HttpPeer):
             self._refuse(415, "the body of the request was in an unknown format")
         patch = json.loads(request.body)
         if set(patch) - {"status"} or set(patch.get("status", {})) - {"conditions"}:
-            self._refuse(422, f"only conditions are to be patched: {patch}")
+            self._refuse(422, f"the patch changes more than conditions: {patch}")
 
         patched = copy.deepcopy(self.node)
-        conditions = {each["type"]: each for each in patched["status"]["conditions"]}
+        conditions: dict[str, dict[str, Any]] = {}
+        for condition in patched["status"]["conditions"]:
+            conditions[condition["type"]] = condition
         for condition in patch.get("status", {}).get("conditions", []):
             merged = conditions.setdefault(condition["type"], {}) | condition
             if merged.pop("$patch", None) == "delete":
@@ -179,7 +184,7 @@ class Kubernetes(HttpPeer):
         return patched
 
     def _validate(self, content: dict[str, Any], kind: str) -> None:
-        """Check against the schema that it names; ``strict`` allows no unknown fields."""
+        """Check an object against the schemas of its kind; ``strict`` allows no unknown fields."""
         if content.get("kind") != kind or content.get("apiVersion") != "v1":
             self._refuse(400, f"expected v1, {kind}")
         for version in VERSIONS:
@@ -192,7 +197,7 @@ class Kubernetes(HttpPeer):
 
     @property
     def condition(self) -> dict[str, str] | None:
-        """The condition of the sink, if the node has it."""
+        """The condition that the sink sets, if the node has it."""
         for condition in self.node["status"]["conditions"]:
             if condition["type"] == "AzureScheduledEvent":
                 return dict(condition)

@@ -1,5 +1,6 @@
-"""Receivers of OTLP: one that decodes what it is sent, over HTTP and gRPC, and a real collector
-before it.
+"""Receivers of OTLP over HTTP and gRPC that decode requests, and a real collector.
+
+The functions at the end turn requests and scrapes into series that can be compared.
 """
 
 import gzip
@@ -39,11 +40,13 @@ REQUESTS: dict[str, Any] = {
     "/v1/metrics": ExportMetricsServiceRequest,
     "/v1/logs": ExportLogsServiceRequest,
 }
-Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+Labels = frozenset[tuple[str, str]]
+Series = dict[tuple[str, Labels], float]  # name and labels -> value
 
 
 class Receiver(HttpPeer):
-    """Over HTTP. What came, decoded; what cannot be decoded fails the test that looks."""
+    """A receiver over HTTP. A request that cannot be decoded fails the test that reads it."""
 
     def __init__(
         self, authority: trustme.CA | None = None, *, client_ca: trustme.CA | None = None
@@ -53,44 +56,42 @@ class Receiver(HttpPeer):
 
     @property
     def metrics(self) -> list[ExportMetricsServiceRequest]:
-        return [
-            decoded(request) for request in list(self.requests) if request.path == "/v1/metrics"
-        ]
+        """The requests with metrics, decoded."""
+        requests = list(self.requests)
+        return [decoded(request) for request in requests if request.path == "/v1/metrics"]
 
     @property
     def logs(self) -> list[ExportLogsServiceRequest]:
-        return [decoded(request) for request in list(self.requests) if request.path == "/v1/logs"]
+        """The requests with logs, decoded."""
+        requests = list(self.requests)
+        return [decoded(request) for request in requests if request.path == "/v1/logs"]
 
     @property
     def records(self) -> list[LogRecord]:
-        scopes = (
-            scope
-            for request in self.logs
-            for logs in request.resource_logs
-            for scope in logs.scope_logs
-        )
-        return [record for scope in scopes for record in scope.log_records]
+        """The records of all requests with logs."""
+        records: list[LogRecord] = []
+        for request in self.logs:
+            for logs in request.resource_logs:
+                for scope in logs.scope_logs:
+                    records += scope.log_records
+        return records
 
 
 def decoded(request: Request) -> Any:
+    """Decode a request by its path."""
     assert request.headers["content-type"] == "application/x-protobuf"
-    body = (
-        gzip.decompress(request.body)
-        if request.headers.get("content-encoding") == "gzip"
-        else request.body
-    )
+    body = request.body
+    if request.headers.get("content-encoding") == "gzip":
+        body = gzip.decompress(body)
     return REQUESTS[request.path].FromString(body)
 
 
 class GrpcReceiver:
-    """Over gRPC, with TLS and client certificates where an authority is given.
-
-    ``abort`` is a code to answer with.
-    """
+    """A receiver over gRPC; with an authority, it demands TLS and client certificates."""
 
     def __init__(self, authority: trustme.CA | None = None) -> None:
-        self.requests: list[tuple[str, bytes, dict[str, Any]]] = []
-        self.abort: grpc.StatusCode | None = None
+        self.requests: list[tuple[str, bytes, dict[str, Any]]] = []  # path, body and metadata
+        self.abort: grpc.StatusCode | None = None  # the error to answer with
         self._server = grpc.server(ThreadPoolExecutor(2))
         for kind in ("metrics.v1.Metrics", "logs.v1.Logs"):
             service = f"opentelemetry.proto.collector.{kind}Service"
@@ -101,15 +102,11 @@ class GrpcReceiver:
             self._server.add_generic_rpc_handlers((handler,))
         if authority is None:
             self.port = self._server.add_insecure_port("127.0.0.1:0")
+            self.url = f"http://127.0.0.1:{self.port}"
         else:
-            cert = authority.issue_cert("localhost", "127.0.0.1")
-            chain = b"".join(blob.bytes() for blob in cert.cert_chain_pems)
-            keys = [(cert.private_key_pem.bytes(), chain)]
-            credentials = grpc.ssl_server_credentials(
-                keys, authority.cert_pem.bytes(), require_client_auth=True
-            )
+            credentials = _server_credentials(authority)
             self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
-        self.url = f"{'https' if authority else 'http'}://127.0.0.1:{self.port}"
+            self.url = f"https://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         self._server.start()
@@ -121,35 +118,40 @@ class GrpcReceiver:
     def _answer(self, path: str, body: bytes, context: grpc.ServicerContext) -> bytes:
         self.requests.append((path, body, dict(context.invocation_metadata())))
         if self.abort is not None:
-            context.abort(self.abort, "as the test wants it")
+            context.abort(self.abort, "ordered by the test")
         return b""
 
 
-class Collector:
-    """rotel: a collector of OTLP, from PyPI.
+def _server_credentials(authority: trustme.CA) -> grpc.ServerCredentials:
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
+    pairs = [(certificate.private_key_pem.bytes(), chain)]
+    return grpc.ssl_server_credentials(pairs, authority.cert_pem.bytes(), require_client_auth=True)
 
-    It receives over HTTP and gRPC, and sends on over HTTP.
+
+class Collector:
+    """Runs rotel, a collector of OTLP from PyPI.
+
+    It receives over HTTP and gRPC, and forwards over HTTP to ``receiver_url``.
     """
 
-    def __init__(self, directory: Path, to: str) -> None:
+    def __init__(self, directory: Path, receiver_url: str) -> None:
         self.http = free_port()
         self.grpc = free_port()
-        words = {
+        options = {
             "otlp-http-endpoint": f"127.0.0.1:{self.http}",
             "otlp-grpc-endpoint": f"127.0.0.1:{self.grpc}",
             "exporter": "otlp",
-            "otlp-exporter-endpoint": to,
+            "otlp-exporter-endpoint": receiver_url,
             "otlp-exporter-protocol": "http",
             "batch-timeout": "50ms",
             "pid-file": str(directory / "rotel.pid"),
             "log-file": str(directory / "rotel.log"),
         }
         program = Path(rotel.__file__).with_name("rotel-agent")
-        command = [
-            str(program),
-            "start",
-            *(word for key, value in words.items() for word in (f"--{key}", value)),
-        ]
+        command = [str(program), "start"]
+        for name, value in options.items():
+            command += [f"--{name}", value]
         self.log = directory / "rotel.txt"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -157,13 +159,14 @@ class Collector:
             )
 
     def __enter__(self) -> Self:
-        eventually(
-            lambda: (
-                self._process.poll() is not None or (_listens(self.http) and _listens(self.grpc))
-            )
-        )
+        eventually(self._has_started_or_failed)
         assert self._process.poll() is None, self.log.read_text(errors="replace")
         return self
+
+    def _has_started_or_failed(self) -> bool:
+        if self._process.poll() is not None:
+            return True
+        return _listens(self.http) and _listens(self.grpc)
 
     def __exit__(self, *_: object) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -181,24 +184,26 @@ def _listens(port: int) -> bool:
 
 @contextmanager
 def collected(directory: Path) -> Iterator[tuple[Collector, Receiver]]:
-    """A collector, and the receiver behind it."""
+    """Run a collector and the receiver to which it forwards."""
     with Receiver() as receiver, Collector(directory, receiver.url) as collector:
         yield collector, receiver
 
 
-def rejecting(count: int, why: str) -> Answer:
-    """An answer that takes a request but for so many of its records, or data points: the bytes are
-    the same.
+def partly_accepted(count: int, reason: str) -> Answer:
+    """Return an answer that rejects so many log records, or data points, of a request.
+
+    For both, the answer has the same bytes.
     """
-    partial = ExportLogsPartialSuccess(rejected_log_records=count, error_message=why)
+    partial = ExportLogsPartialSuccess(rejected_log_records=count, error_message=reason)
     body = ExportLogsServiceResponse(partial_success=partial).SerializeToString()
     return Answer(200, (("Content-Type", "application/x-protobuf"),), body)
 
 
-# ---- what came, in other words
+# ---- requests and scrapes in forms that can be compared
 
 
 def attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:
+    """Return attributes as a dictionary."""
     return {pair.key: _value(pair.value) for pair in pairs}
 
 
@@ -210,16 +215,19 @@ def _value(value: Any) -> Any:
 
 
 def metrics_of(request: ExportMetricsServiceRequest) -> list[Metric]:
-    return [
-        metric
-        for metrics in request.resource_metrics
-        for scope in metrics.scope_metrics
-        for metric in scope.metrics
-    ]
+    """Return the metrics of a request."""
+    metrics: list[Metric] = []
+    for resource in request.resource_metrics:
+        for scope in resource.scope_metrics:
+            metrics += scope.metrics
+    return metrics
 
 
 def prometheus_name(metric: Metric) -> str:
-    """As OpenTelemetry's specification translates it (Prometheus and OpenMetrics Compatibility)."""
+    """Return the name of a metric in Prometheus.
+
+    OpenTelemetry's specification defines it ("Prometheus and OpenMetrics Compatibility").
+    """
     name = metric.name
     # a unit in braces is an annotation, which does not change the name
     assert metric.unit in {"", "s"} or re.fullmatch(r"\{[a-z]+\}", metric.unit)
@@ -231,53 +239,47 @@ def prometheus_name(metric: Metric) -> str:
 
 
 def series(request: ExportMetricsServiceRequest) -> Series:
-    """Each sample that Prometheus would make of it, with the labels of ``/metrics``."""
-    found: Series = {}
+    """Return the series that Prometheus would make of a request, labeled as in ``/metrics``."""
+    values: Series = {}
     for metric in metrics_of(request):
         name = prometheus_name(metric)
         for point in (*metric.gauge.data_points, *metric.sum.data_points):
-            found[name, _labels(point)] = point.as_double
+            values[name, _labels(point)] = point.as_double
         for histogram in metric.histogram.data_points:
-            assert (
-                metric.histogram.aggregation_temporality
-                == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
-            )
+            assert metric.histogram.aggregation_temporality == CUMULATIVE
             labels = _labels(histogram)
-            found[f"{name}_count", labels] = histogram.count
-            found[f"{name}_sum", labels] = histogram.sum
+            values[f"{name}_count", labels] = histogram.count
+            values[f"{name}_sum", labels] = histogram.sum
             bounds = [*histogram.explicit_bounds, float("inf")]
             for bound, count in zip(bounds, accumulate(histogram.bucket_counts), strict=True):
-                found[f"{name}_bucket", labels | {("le", str(bound))}] = count
-    return found
+                values[f"{name}_bucket", labels | {("le", str(bound))}] = count
+    return values
 
 
-def _labels(point: Any) -> frozenset[tuple[str, str]]:
+def _labels(point: Any) -> Labels:
     return frozenset(attributes(point.attributes).items())
 
 
 def starts(request: ExportMetricsServiceRequest) -> dict[str, set[int]]:
-    """The start times of each counter and histogram, by name."""
-    found: dict[str, set[int]] = {}
+    """Return the start times of each counter and histogram, by name."""
+    times: dict[str, set[int]] = {}
     for metric in metrics_of(request):
         points: list[Any] = [*metric.sum.data_points, *metric.histogram.data_points]
         if points:
-            found[metric.name] = {point.start_time_unix_nano for point in points}
-    return found
+            times[metric.name] = {point.start_time_unix_nano for point in points}
+    return times
 
 
 def scraped(text: str) -> Series:
-    """Each sample of ``/metrics`` but those of the process itself, and the times from which on
-    series count.
-    """
+    """Return the series of a scrape, without those of the process and the start times of series."""
     parse: Any = text_string_to_metric_families  # has no types
-    found: Series = {}
+    values: Series = {}
     for family in parse(text):
         if family.name.startswith("process_") or family.name.endswith("_created"):
             continue
         for sample in family.samples:
-            labels = {
-                name: str(float(value)) if name == "le" else value
-                for name, value in sample.labels.items()
-            }
-            found[sample.name, frozenset(labels.items())] = sample.value
-    return found
+            labels = dict(sample.labels)
+            if "le" in labels:
+                labels["le"] = str(float(labels["le"]))  # as ``series`` writes it
+            values[sample.name, frozenset(labels.items())] = sample.value
+    return values

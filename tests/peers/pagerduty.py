@@ -1,9 +1,8 @@
-"""PagerDuty's Events API v2, played: it checks what it gets against the published schema, and keeps
-the incidents.
+"""``PagerDuty`` stands for PagerDuty's Events API v2.
 
-The schema is that of PagerDuty's OpenAPI document (its repository `api-schema`, events-v2). Lengths
-and size are from the documentation of the API: a summary of 1,024 characters, a dedup_key of 255,
-512 KB.
+It checks each event against the published schema, and keeps the incidents. The schema is that of
+PagerDuty's OpenAPI document (repository ``api-schema``, events-v2). The documentation of the API
+adds limits: 1,024 characters for a summary, 255 for a dedup_key, and 512 KB for an event.
 """
 
 import http.server
@@ -13,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import jsonschema
 
-from support.peers import Answer, HttpPeer
+from support.peers import Answer, HttpPeer, Request
 
 MAX_BYTES: Final = 512 * 1024
 ROUTING_KEY: Final = "e93facc04764012d7bfb002500d5d1a6"  # the example of the documentation
@@ -65,50 +64,51 @@ _VALIDATOR: Final = jsonschema.Draft202012Validator(
 
 
 class Step(NamedTuple):
-    """What an accepted event did."""
+    """An accepted event and its effect on the incidents."""
 
-    what: str  # opened (somebody is notified), added, resolved, nothing
+    effect: str  # opened (this notifies people), added, resolved, nothing
     dedup_key: str
     event: dict[str, Any]
 
 
 class PagerDuty(HttpPeer):
-    """``steps``: what became of each event that was accepted.
+    """A service with one integration.
 
-    ``wrong``: what was refused, and why.
+    ``steps``: the accepted events with their effects. ``faults``: the reasons for which it refused
+    events.
     """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.wrong: list[str] = []
-        self.open: set[str] = set()
-        self._one_at_a_time = threading.Lock()  # else two clients may both open an incident
+        self.faults: list[str] = []
+        self.open: set[str] = set()  # the keys of the open incidents
+        self._lock = threading.Lock()  # otherwise two clients may both open an incident
         super().__init__()
-        self.accepts = self.default = Answer(202)  # `default` may be set to another answer
+        self._simulated = Answer(202)  # stands for the answer that ``_simulate`` computes
+        self.default = self._simulated
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
-        if answer is not self.accepts:
-            super().answer(handler, answer)
-            return
-        reason = self._wrong(handler.path, self.request(handler).body)
-        if reason:
-            self.wrong.append(reason)
-            said: dict[str, Any] = {
-                "status": "invalid event",
-                "message": "Event object is invalid",
-                "errors": [reason],
-            }
-            super().answer(handler, Answer(400, body=json.dumps(said).encode()))
-            return
-        event = json.loads(self.request(handler).body)
-        with self._one_at_a_time:
-            self.steps.append(step := self._step(event))
-        said = {"status": "success", "message": "Event processed", "dedup_key": step.dedup_key}
-        super().answer(
-            handler, Answer(202, (("Content-Type", "application/json"),), json.dumps(said).encode())
-        )
+        """Send the answer that a test has set, or else PagerDuty's."""
+        if answer is self._simulated:
+            answer = self._simulate(self.request(handler))
+        super().answer(handler, answer)
 
-    def _wrong(self, path: str, body: bytes) -> str:
+    def _simulate(self, request: Request) -> Answer:
+        """Check an event, carry it out, and return the answer."""
+        fault = self._fault(request.path, request.body)
+        if fault:
+            self.faults.append(fault)
+            return _json(
+                400, status="invalid event", message="Event object is invalid", errors=[fault]
+            )
+        event = json.loads(request.body)
+        with self._lock:
+            step = self._step(event)
+            self.steps.append(step)
+        return _json(202, status="success", message="Event processed", dedup_key=step.dedup_key)
+
+    def _fault(self, path: str, body: bytes) -> str:
+        """Return why PagerDuty would refuse an event; empty if it would not."""
         if path != "/v2/enqueue":
             return f"no such path: {path}"
         if len(body) > MAX_BYTES:
@@ -119,23 +119,26 @@ class PagerDuty(HttpPeer):
             return f"JSON parse error: {error}"
         if event.get("routing_key") != ROUTING_KEY:
             return "no integration has this routing key"
-        found = [
-            f"{'/'.join(map(str, error.path))}: {error.message}"
-            for error in _VALIDATOR.iter_errors(event)
-        ]
-        return "; ".join(found)
+        errors = [f"{error.json_path}: {error.message}" for error in _VALIDATOR.iter_errors(event)]
+        return "; ".join(errors)
 
     def _step(self, event: dict[str, Any]) -> Step:
+        """Open, extend or resolve an incident."""
         key = event.get("dedup_key") or f"generated-{len(self.steps)}"
         if event["event_action"] == "trigger":
-            what = "added" if key in self.open else "opened"
+            effect = "added" if key in self.open else "opened"
             self.open.add(key)
         else:
-            what = "resolved" if key in self.open else "nothing"
+            effect = "resolved" if key in self.open else "nothing"
             self.open.discard(key)
-        return Step(what, key, event)
+        return Step(effect, key, event)
 
     @property
     def effects(self) -> list[str]:
-        """What happened, in order: a word for each event."""
-        return [step.what for step in self.steps]
+        """The effect of each event, in order."""
+        return [step.effect for step in self.steps]
+
+
+def _json(code: int, **content: Any) -> Answer:
+    headers = (("Content-Type", "application/json"),)
+    return Answer(code, headers, json.dumps(content).encode())

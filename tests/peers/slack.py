@@ -1,8 +1,8 @@
-"""Slack, as an incoming webhook and the Web API see it, with the published limits.
+"""``SlackServer`` stands for an incoming webhook of Slack, ``SlackWorkspace`` for the Web API.
 
-What a request may hold is written down here from Slack's reference (docs.slack.dev/reference:
-chat.postMessage, chat.update, block-kit/blocks, block-kit/composition-objects/text-object), as a
-JSON Schema. A request that Slack would refuse is refused with Slack's own word for it.
+The JSON Schemas of requests follow Slack's reference (docs.slack.dev/reference: chat.postMessage,
+chat.update, block-kit/blocks, block-kit/composition-objects/text-object). A request that Slack
+would refuse is refused with Slack's own error.
 """
 
 import http.server
@@ -16,19 +16,20 @@ import msgspec
 from support.peers import Answer, HttpPeer, Request
 
 
-def _text(most: int, kind: str = "mrkdwn") -> dict[str, Any]:
-    text = {"type": "string", "minLength": 1, "maxLength": most}
-    # which one of them the other kind may not have
-    own = "verbatim" if kind == "mrkdwn" else "emoji"
+def _text(max_length: int, kind: str = "mrkdwn") -> dict[str, Any]:
+    """Return the schema of a text object."""
+    text = {"type": "string", "minLength": 1, "maxLength": max_length}
+    option = "verbatim" if kind == "mrkdwn" else "emoji"  # each kind has an option of its own
     return {
         "type": "object",
-        "properties": {"type": {"const": kind}, "text": text, own: {"type": "boolean"}},
+        "properties": {"type": {"const": kind}, "text": text, option: {"type": "boolean"}},
         "required": ["type", "text"],
         "additionalProperties": False,
     }
 
 
 def _block(kind: str, **properties: Any) -> dict[str, Any]:
+    """Return the schema of a block; all of the properties are required."""
     return {
         "type": "object",
         "properties": {"type": {"const": kind}, **properties},
@@ -66,10 +67,8 @@ _ATTACHMENT: Final = {
 }
 _CONTENT: Final = {
     "properties": {
-        "text": {
-            "type": "string",
-            "maxLength": 4_000,
-        },  # longer ones are taken, but Slack asks for less
+        # Slack accepts longer texts, but asks for 4,000 characters at most
+        "text": {"type": "string", "maxLength": 4_000},
         "blocks": _BLOCKS,
         "attachments": {"type": "array", "maxItems": 100, "items": _ATTACHMENT},
         "unfurl_links": {"type": "boolean"},
@@ -77,7 +76,7 @@ _CONTENT: Final = {
 }
 _CHANNEL: Final = {"type": "string", "minLength": 1}
 _TIMESTAMP: Final = {"type": "string", "pattern": r"^\d+\.\d{6}$"}
-_METHODS: Final = {  # of the Web API: what each takes beyond a message
+_METHODS: Final = {  # method of the Web API -> the schema of its arguments
     "chat.postMessage": {
         "properties": {
             **_CONTENT["properties"],
@@ -94,14 +93,14 @@ _METHODS: Final = {  # of the Web API: what each takes beyond a message
             "text": _CONTENT["properties"]["text"],
             "blocks": _BLOCKS,
             "attachments": _CONTENT["properties"]["attachments"],
-            "channel": {**_CHANNEL, "pattern": "^[CDG][A-Z0-9]+$"},  # an id: no name is accepted
+            "channel": {**_CHANNEL, "pattern": "^[CDG][A-Z0-9]+$"},  # an id, not a name
             "ts": _TIMESTAMP,
         },
         "required": ["channel", "ts", "text"],
         "additionalProperties": False,
     },
 }
-_WORDS: Final = {
+_ERRORS: Final = {  # argument -> Slack's error if it is invalid
     "blocks": "invalid_blocks",
     "attachments": "invalid_attachments",
     "text": "msg_too_long",
@@ -109,12 +108,12 @@ _WORDS: Final = {
 
 
 class SlackServer(HttpPeer):
-    """A channel, behind an incoming webhook."""
+    """A channel with an incoming webhook."""
 
     def __init__(self) -> None:
         super().__init__()
         self.messages: list[dict[str, Any]] = []
-        self.faults: list[str] = []  # what in the requests is against Slack's reference
+        self.faults: list[str] = []  # violations of Slack's reference in the requests
 
     @property
     def titles(self) -> list[str]:
@@ -122,34 +121,44 @@ class SlackServer(HttpPeer):
         return [title_of(content) for content in self.messages]
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
-        """The answer that a test gives, or else Slack's."""
-        super().answer(
-            handler, self._reply(self.request(handler)) if answer == Answer() else answer
-        )
+        """Send the answer that a test has set, or else Slack's."""
+        if answer == Answer():
+            answer = self._reply(self.request(handler))
+        super().answer(handler, answer)
 
     def _reply(self, request: Request) -> Answer:
+        """Post a message, and return the answer."""
         content: dict[str, Any] = json.loads(request.body)
-        if error := self._fault(content):
-            return Answer(400, body=error.encode())
+        violation = _violation(_CONTENT, content)
+        if violation is not None:
+            self.faults.append(f"{violation.json_path}: {violation.message}")
+            return Answer(400, body=_error_of(violation).encode())
+        if not (content.get("text") or content.get("blocks") or content.get("attachments")):
+            return Answer(400, body=b"no_text")
         self.messages.append(content)
         return Answer(body=b"ok")
 
-    def _fault(self, content: dict[str, Any]) -> str:
-        for fault in jsonschema.Draft202012Validator(_CONTENT).iter_errors(content):
-            self.faults.append(f"{fault.json_path}: {fault.message}")
-            return _WORDS.get(str(next(iter(fault.absolute_path), "")), "invalid_arguments")
-        return (
-            ""
-            if content.get("text") or content.get("blocks") or content.get("attachments")
-            else "no_text"
-        )
+
+def _violation(
+    schema: dict[str, Any], arguments: dict[str, Any]
+) -> jsonschema.ValidationError | None:
+    """Return the first violation of a schema, or ``None``."""
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(arguments)
+    return next(errors, None)
+
+
+def _error_of(violation: jsonschema.ValidationError) -> str:
+    """Return Slack's error for a violation; it depends on the argument."""
+    if not violation.absolute_path:
+        return "invalid_arguments"
+    return _ERRORS.get(str(violation.absolute_path[0]), "invalid_arguments")
 
 
 class PostedMessage(msgspec.Struct):
     """A message in a channel."""
 
     ts: str
-    content: dict[str, Any]  # as it was posted, or last updated
+    content: dict[str, Any]  # as posted or last updated
     replies: list[dict[str, Any]] = []
 
     @property
@@ -164,7 +173,7 @@ class PostedMessage(msgspec.Struct):
 
     @property
     def broadcast(self) -> list[str]:
-        """The headers of the replies that the channel shows too."""
+        """The headers of the replies that also appear in the channel."""
         return [title_of(reply) for reply in self.replies if reply["reply_broadcast"]]
 
 
@@ -183,8 +192,8 @@ class SlackWorkspace(HttpPeer):
     def __init__(self) -> None:
         super().__init__()
         self.posted: list[PostedMessage] = []
-        self._numbers = itertools.count(1)  # of messages: several may come at the same time
-        self.faults: list[str] = []  # what in the requests is against Slack's reference
+        self.faults: list[str] = []  # violations of Slack's reference in the requests
+        self._numbers = itertools.count(1)  # of messages: several may arrive at the same time
 
     @property
     def api_url(self) -> str:
@@ -192,9 +201,10 @@ class SlackWorkspace(HttpPeer):
         return f"{self.url}/api/"
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
-        """The answer that a test gives, or else Slack's."""
+        """Send the answer that a test has set, or else Slack's."""
         if answer == Answer():
-            answer = Answer(body=json.dumps(self._reply(self.request(handler))).encode())
+            reply = self._reply(self.request(handler))
+            answer = Answer(body=json.dumps(reply).encode())
         super().answer(handler, answer)
 
     @property
@@ -203,6 +213,7 @@ class SlackWorkspace(HttpPeer):
         return [request.path.removeprefix("/api/") for request in self.requests]
 
     def _reply(self, request: Request) -> dict[str, Any]:
+        """Carry out a call of a method, and return the answer."""
         if request.headers.get("authorization") != f"Bearer {self.token}":
             return _error("invalid_auth")
         if request.headers.get("content-type") != "application/json; charset=utf-8":
@@ -210,9 +221,10 @@ class SlackWorkspace(HttpPeer):
 
         method = request.path.removeprefix("/api/")
         arguments: dict[str, Any] = json.loads(request.body)
-        for fault in jsonschema.Draft202012Validator(_METHODS[method]).iter_errors(arguments):
-            self.faults.append(f"{method} {fault.json_path}: {fault.message}")
-            return _error(_WORDS.get(str(next(iter(fault.absolute_path), "")), "invalid_arguments"))
+        violation = _violation(_METHODS[method], arguments)
+        if violation is not None:
+            self.faults.append(f"{method} {violation.json_path}: {violation.message}")
+            return _error(_error_of(violation))
 
         channel = arguments.pop("channel")
         if channel not in (self.channel, "#oncall", "oncall"):
@@ -241,7 +253,11 @@ class SlackWorkspace(HttpPeer):
         return {"ok": True, "channel": self.channel, "ts": ts, "text": content["text"]}
 
     def _message(self, ts: str) -> PostedMessage | None:
-        return next((message for message in self.posted if message.ts == ts), None)
+        """Return the message with a timestamp, which is its id."""
+        for message in self.posted:
+            if message.ts == ts:
+                return message
+        return None
 
 
 def _error(name: str) -> dict[str, Any]:
