@@ -1,4 +1,4 @@
-"""``Heartbeats`` sends records that tell a fleet that the agent of this VM works."""
+"""``Heartbeats`` sends records by which a fleet knows that the agent of this VM works."""
 
 from notbefore import __version__
 from notbefore.agent.runtime import Published, Runtime

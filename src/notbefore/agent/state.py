@@ -206,7 +206,7 @@ class AgentState:
                 self._commit(self._running(state, clean=False))
 
     def write_stop(self) -> None:
-        """Store that the agent stopped in order, and when; not if it has had no good answer."""
+        """Store that the agent stopped in order, and when. Without a good answer, do nothing."""
         if self._snapshot.poll.answered is None:
             return
         with self._lock:

@@ -356,7 +356,7 @@ def _down(noted: Instant | None, at: Instant) -> datetime | None:
 
 
 def _is_same(owner: Vm | None, vm: Vm | None) -> bool:
-    """Whether the state that ``owner`` stored is this VM's: unless an id or a name differs."""
+    """Whether ``owner``, which stored the state, is this VM: no known id or name differs."""
     if owner is None or vm is None:
         return True
     if owner.vm_id and vm.vm_id:

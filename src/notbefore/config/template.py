@@ -122,7 +122,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class Template:
-    """A template. For one thread at a time.
+    """A template. Use it in one thread at a time.
 
     Raises ``ValueError`` if its syntax is wrong, or if it uses a name that does not exist.
     """

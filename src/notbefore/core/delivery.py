@@ -156,7 +156,7 @@ def deliveries(
 def last_message(change: Change, record: bytes) -> Delivery | None:
     """Return the last message of an event, without a sink; ``None`` if more may follow.
 
-    It is for the sinks that got an earlier message, and to which no route leads any more.
+    It is for the sinks that got an earlier message, and to which no route leads now.
     """
     if not is_last(change):
         return None

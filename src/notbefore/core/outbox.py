@@ -62,7 +62,7 @@ class SendResult(Struct, frozen=True):
     error: str = ""
     retry_after: float | None = None  # seconds: the receiver asks for a pause of the whole sink
     # the sink opened something for the event, even if the delivery failed: it gets this text back
-    # with later attempts and deliveries, and it gets the end, whatever the routes are then
+    # with later attempts and deliveries, and it gets the end, by any route or none
     thread: str | None = None
     repeat: float | None = None  # seconds until it is sent again, while the event lasts
     by_hand: bool = False  # a person must act first: a critical delivery uses its fallback now
@@ -122,9 +122,9 @@ class Outbox:
                 self._bury(row, INTERRUPTED, now)
 
     def advance(self, seconds: float) -> None:
-        """Correct the times of the restored deliveries. Now the time is known.
+        """Correct the times of the restored deliveries: from now on the time is known.
 
-        ``seconds`` passed uncounted before they were restored.
+        ``seconds`` had passed before they were restored, and were not counted.
         """
         self.rows.time_known = True
         for row in self.rows.chosen():
@@ -179,7 +179,7 @@ class Outbox:
             self._add(delivery.shifted(now - wall), now)
 
     def make_room(self, now: float) -> list[Delivery]:
-        """Remove what has expired, then what exceeds the bounds; return the latter."""
+        """Remove expired deliveries, then those that exceed the bounds; return the latter."""
         self._expire(now)
         removed: list[Delivery] = []
         if not self._is_too_full():
@@ -216,7 +216,7 @@ class Outbox:
                 self.rows.remember_thread(lane, None)
 
     def _end(self, event_key: str, now: float) -> None:
-        """Withdraw what is of no use after the end of an event, and end its repetitions."""
+        """Withdraw the deliveries that are useless after the end of an event; end repetitions."""
         for row in self.rows.of_event(event_key):
             if row.state == "pending" and row.expires_with_event:
                 self._withdraw(row, now)
@@ -373,7 +373,7 @@ class Outbox:
         return batch
 
     def _fall_back(self, now: float) -> None:
-        """Copy the deliveries to their fallback that are dead, or have waited too long."""
+        """Copy deliveries that are dead, or have waited too long, to their fallback sinks."""
         while True:
             fallback_id = self.rows.fallbacks.pop(now)
             if fallback_id is None:
@@ -507,7 +507,10 @@ class Outbox:
         return len(rows)
 
     def drop(self, ids: Collection[str]) -> int:
-        """Delete deliveries, except those that a courier has, as dropped; return how many."""
+        """Delete deliveries, and count them as dropped; return how many.
+
+        Those that a courier has stay as they are.
+        """
         rows = self._at_hand(ids)
         for row in rows:
             self.rows.remove(row, "dropped")
@@ -555,7 +558,7 @@ class Outbox:
     def _redirect(
         self, row: Delivery, terms: Mapping[str, Terms], targets: Targets, now: float
     ) -> None:
-        """Move a delivery, whose sink was removed."""
+        """Move a delivery whose sink was removed."""
         candidates = targets.sinks
         if row.note:  # it came to its sink as a fallback
             candidates = targets.fallback

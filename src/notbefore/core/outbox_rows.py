@@ -340,7 +340,7 @@ class OutboxRows:
                 self._shorten_pause(turn)
 
     def _shorten_pause(self, turn: Turn) -> None:
-        """End the pause of a sink when a delivery is due that would lose its notice by waiting."""
+        """Let the pause of a sink end when this delivery is due, if its notice would be lost."""
         row = turn.row
         pause_ends = self.paused.get(row.sink, -math.inf)
         is_notice = row.kind in EXPIRING_KINDS and row.state == "pending"

@@ -85,9 +85,9 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     tags: dict[str, tuple[str, ...]] = {}
 
     def accepts(self, change: Change, vm: Vm | None) -> bool:
-        """Whether every matcher that is set matches.
+        """Whether every matcher that is set matches a change on this VM.
 
-        ``self`` also matches an event that may be, or was, this VM's.
+        The scope ``self`` also matches an event that may be, or was, this VM's.
         """
         if not self.is_here(vm) or not self.holds(change.event):
             return False
@@ -312,9 +312,9 @@ def _closing_routes(change: Change, routing: Routing, vm: Vm) -> dict[str, Route
 
 
 def _notifies(change: Change, announce_by: AnnounceBy, vm: Vm | None) -> bool:
-    """Whether this VM notifies.
+    """Whether this VM notifies of a change.
 
-    With ``affected``: if it is one of Resources, and again when it no longer is.
+    With ``affected``, it does if it is one of Resources, and once more when it no longer is.
     """
     if change.approval is not None:  # no other VM reports this approval
         return True

@@ -93,9 +93,9 @@ class TrackedEvent(Struct, frozen=True):
         return max(0.0, (self.not_before - self.seen.date).total_seconds())
 
     def seconds_to(self, now: datetime) -> float | None:
-        """Seconds from ``now`` to NotBefore, negative after it.
+        """Return the seconds from ``now`` to NotBefore, negative after it.
 
-        ``None`` without one, and for a started event.
+        ``None`` without NotBefore, and for a started event.
         """
         if self.event.event_status == STARTED or self.event.not_before is None:
             return None

@@ -18,7 +18,7 @@ _LENGTH: Final = struct.Struct("!I")
 
 
 class FrameSocket:
-    """One end of the connection. It never waits. For one thread.
+    """One end of the connection. It never waits. Use it in one thread.
 
     Every method raises ``ConnectionError`` if the other end is closed.
     """

@@ -76,7 +76,9 @@ class Courier:
             self._workers[delivery.sink].give(delivery, ahead)
 
     def _report(self) -> None:
-        """Report results, and how many deliveries the sinks may have, if it is time to."""
+        """Report results and how many deliveries the sinks may have, unless the last report was
+        just sent.
+        """
         pause = REPORT_INTERVAL
         if self._results:
             pause = GATHER_SECONDS

@@ -21,7 +21,10 @@ log = logging.getLogger("notbefore.courier")
 
 
 class Results:
-    """For all threads of one sink. ``sink`` is its name; ``redact`` removes secrets from errors."""
+    """Shared by all threads of one sink.
+
+    ``sink`` is its name; ``redact`` removes secrets from errors.
+    """
 
     def __init__(self, sink: str, redact: Redactor) -> None:
         self.sink = sink

@@ -317,8 +317,8 @@ class Supervisor:
     def _end_if_idle(self, courier: CourierProcess) -> None:
         """End a courier that had nothing to do for long.
 
-        One that leaves is ended after its attempts, or its time. What may be attempted only once
-        has all the time that it needs.
+        A courier that leaves is ended after its attempts, or its time. A delivery that may be
+        attempted only once has all the time that it needs.
         """
         now = time.monotonic()
         if courier.held or not courier.works:
@@ -369,12 +369,12 @@ class Supervisor:
         self.replaced = True
         self._not_before = 0.0
         self._end_check()
-        # its late imports would be of another version; the next courier tells which one that is
+        # its late imports would be of another version; the next courier says which one
         self._let_go("upgrade")
 
     def _greet(self, courier: CourierProcess, hello: Hello) -> None:
-        """Let a courier of this version work. If it is of another one, check that."""
-        # the package was perhaps replaced again while it started: the next courier tells
+        """Let a courier of this version work. If it is of another version, check that one."""
+        # the package was perhaps replaced again while it started: the next courier says so
         is_outdated = courier.leaves
         if hello == Hello(__version__, SCHEMA_VERSION):
             courier.works = True

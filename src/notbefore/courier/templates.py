@@ -40,7 +40,7 @@ class Rendering(Struct, frozen=True):
 
 
 class Templates:
-    """The templates of one sink. For one thread at a time."""
+    """The templates of one sink. Use it in one thread at a time."""
 
     def __init__(self, sink: SinkConfig, messages: Messages) -> None:
         self._settings = sink.settings
@@ -50,11 +50,11 @@ class Templates:
             self._templates[key] = Template(source)
 
     def leave_out(self, key: str) -> None:
-        """Do not render this template any more."""
+        """Leave this template out from now on."""
         self._templates.pop(key, None)
 
     def render(self, message: Message) -> Rendering:
-        """Render them for a message. A template that fails is left out."""
+        """Render the templates for a message. A template that fails is left out."""
         if isinstance(message.content, Heartbeat):
             return Rendering(message)
 

@@ -126,7 +126,7 @@ class GuardedConnection(HTTPConnection):
 
 
 class GuardedTlsConnection(GuardedConnection, HTTPSConnection):
-    """The same over TLS."""
+    """A ``GuardedConnection`` over TLS."""
 
 
 class _Pool(HTTPConnectionPool):

@@ -25,7 +25,7 @@ CONNECT_SHARE: Final = 4
 
 
 class Http:
-    """Connections that are kept for the next message. For one thread at a time.
+    """Connections that are kept for the next message. Use it in one thread at a time.
 
     ``timeout``: seconds for a request and its answer. ``guarded``: connect only to public
     addresses.

@@ -28,7 +28,7 @@ class Transport(Protocol):
 class Sender:
     """Exports one signal. It tries once; the caller decides when to try again.
 
-    Not for several threads at once.
+    Use it in one thread at a time.
     """
 
     def __init__(self, connection: OtlpConnection, signal: Signal) -> None:

@@ -43,7 +43,7 @@ class HistoryRecords(Struct, frozen=True):
 
 
 def _notify_no_one() -> None:
-    """There is no courier."""
+    """Do nothing: there is no courier."""
 
 
 class Store(StoredOutbox):
@@ -143,9 +143,9 @@ class Store(StoredOutbox):
     def history(
         self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES
     ) -> HistoryRecords:
-        """Return the newest records since a Unix time: at most ``limit``.
+        """Return the newest records since a Unix time, at most ``limit``.
 
-        At most ``max_bytes`` come from the file.
+        At most ``max_bytes`` of them come from the file.
         """
         start = since or 0.0
         newest_first: dict[bytes, None] = {}  # a set in order: the file may have some of them too

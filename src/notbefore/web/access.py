@@ -238,9 +238,9 @@ class Access:
         return self._loaded.config.protections
 
     def check_listen(self) -> list[str]:
-        """As ``check_address``, for the configured ``server.listen``.
+        """Return the warnings of ``check_address`` for the configured ``server.listen``.
 
-        A host name is checked when the server binds.
+        A host name has none here: it is checked when the server binds.
         """
         host, _ = host_and_port(self._server.listen)
         if host and not _is_address(host):

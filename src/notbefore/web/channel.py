@@ -101,15 +101,13 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         self.handle_close()
 
     def handle_error(self) -> None:
-        """Close."""
+        """Close the connection."""
         # a client that goes away or sends garbage is not an error of the agent
         log.debug("connection from %s: closed on %r", self.addr, sys.exc_info()[1])
         self.handle_close()
 
     def overdue(self, now: float) -> bool:
-        """Whether it has used up its time to send a request, to read the answer, or to send the
-        next request.
-        """
+        """Whether the client has used up its time to send a request or to read the answer."""
         if self.requests or self.total_outbufs_len:
             return now - self.since > ANSWER_PATIENCE
         if self.served and self.request is None:

@@ -102,7 +102,7 @@ class HttpServer:
     def stop(self) -> None:
         """Stop within a second, whatever the connections do.
 
-        If a password is being checked, after that.
+        If a password is being checked, the stop waits for the result.
         """
         self._stopping = True
         with suppress(OSError):  # it may be closed already
@@ -158,15 +158,16 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         super().__init__(app, **kwargs)
 
     def channel_class(self, *args: Any, **kwargs: Any) -> Channel:
-        """The channel of a new connection."""
+        """Return the channel of a new connection."""
         context = self._access.present().context
         if context is None:
             return Channel(*args, **kwargs)
         return TlsChannel(context, *args, **kwargs)
 
     def handle_accept(self) -> None:
-        """Accept several at once, because a scrape may wait behind others, and read what they have
-        sent.
+        """Accept several connections at once, and read what their clients have sent.
+
+        A scrape may wait behind the others.
         """
         for _ in range(ACCEPTS):
             before = len(self._map)
