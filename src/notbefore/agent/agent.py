@@ -32,6 +32,8 @@ from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError
 from notbefore.imds.client import check_endpoint
 from notbefore.logs import set_up
+from notbefore.net.redact import Redactor
+from notbefore.otlp.exporter import Exporter
 from notbefore.process.clock import Clock
 from notbefore.process.control_socket import ControlSocket
 from notbefore.process.main_thread import MainThread, exit_at_once
@@ -41,9 +43,8 @@ from notbefore.store.store import Store
 from notbefore.web.access import Access
 from notbefore.web.server import HttpServer
 
-if TYPE_CHECKING:  # most agents send no pings and export nothing
+if TYPE_CHECKING:
     from notbefore.agent.pings import Pings
-    from notbefore.otlp.exporter import Exporter
 
 FLUSH_PATIENCE: Final = 1.0  # seconds to write the last records, and to send the last metrics
 IDLE_INTERVAL: Final = 10.0  # seconds between two notes that the agent runs
@@ -295,9 +296,6 @@ class Agent:
             log.info("OTEL_SDK_DISABLED is true: no metrics are exported over OTLP")
             return
 
-        from notbefore.net.redact import Redactor  # noqa: PLC0415 - only if it is configured
-        from notbefore.otlp.exporter import Exporter  # noqa: PLC0415 - as above
-
         settings = resolved(otlp, "metrics", os.environ)
         counts = self._figures.exports
         self._exporter = Exporter(settings, self._view.export, counts, Redactor())
@@ -311,7 +309,7 @@ class Agent:
         if heartbeat is None:
             return
 
-        from notbefore.agent.pings import Pings  # noqa: PLC0415 - only if it is configured
+        from notbefore.agent.pings import Pings  # noqa: PLC0415 - 6 MB, only for a ``ping_url``
 
         self._pings = Pings(heartbeat, self._view.ping_status, self._errors)
         self._pings.start()
