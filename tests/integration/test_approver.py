@@ -1,5 +1,5 @@
-"""The approver against an IMDS that counts, in a world that changes at the moment in which
-something is sent.
+"""The approver against a simulated IMDS, while events and settings change in the middle of an
+approval.
 """
 
 import json
@@ -11,6 +11,7 @@ from datetime import timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -30,7 +31,7 @@ from notbefore.imds.answer import ImdsAnswer
 from notbefore.imds.client import ImdsClient
 from notbefore.process.control_socket import ControlReply, ControlRequest
 from notbefore.simulator.server import Simulator
-from support.agent import PATIENCE, eventually
+from support.agent import NOWHERE, PATIENCE, eventually
 from support.azure import FUTURE, ID, ME, PEER, body, item
 from support.locked_disk import LockedDisk
 from support.tracking import SteppedClock, Tracking
@@ -40,18 +41,17 @@ ON = Policy(enabled=True, dry_run=False, rules=(Rule(FREEZES),))
 
 
 def listed(incarnation: int = 1, **fields: Any) -> bytes:
+    """Return a document that lists the event, which does not start during the test."""
     return body(item(**{"NotBefore": FUTURE, **fields}), incarnation=incarnation)
 
 
 class World:
-    """A tracker that knows of one event, an IMDS that counts, and what happens when something is
-    written down.
-    """
+    """An approver, its agent that tracks one event, and an IMDS that records start requests."""
 
     def __init__(self, imds: Simulator, directory: Path) -> None:
         self.imds = imds
-        # right after the next thing is written down
-        self.after_write: Callable[[], None] = lambda: None
+        # called once, right after the next attempt is written
+        self.after_write: Callable[[], object] | None = None
         self.clock = SteppedClock()
         self.agent = Tracking(directory, self.clock, Config(approval=ON))
         self.runtime = self.agent.runtime
@@ -65,6 +65,7 @@ class World:
         return Approver(self.agent.state, self.runtime, self.errors)
 
     def sees(self, document: bytes) -> None:
+        """Let IMDS list this document, and the agent read it."""
         self.imds.set_document(document)
         self.agent.tracker.handle(Poll(0.0, 0.0, document))
 
@@ -73,7 +74,7 @@ class World:
         self.agent.config = msgspec.structs.replace(self.agent.config, approval=policy)
 
     def decide(self) -> str:
-        """Decide once; the reason in the record of the approval, if there is one."""
+        """Decide once; return the reason in the last record of an approval, if there is one."""
         self.approver.decide()
         return self.reason
 
@@ -81,17 +82,14 @@ class World:
         self.clock.go(seconds)
 
     def wait(self, seconds: float, document: bytes | None = None) -> None:
-        """So much later; IMDS has just answered."""
+        """Let the time pass, and the agent read an answer then."""
         self.passes(seconds)
         self.sees(document or listed())
 
-    def waits(self, most: int = 20, document: bytes | None = None) -> list[float]:
-        """Decide until there is a record of the approval.
-
-        The seconds that each decision waited for the next.
-        """
-        waits = []
-        for _ in range(most):
+    def waits(self, document: bytes | None = None) -> list[float]:
+        """Decide until there is a record of the approval; return the waits between decisions."""
+        waits: list[float] = []
+        for _ in range(20):
             wait = self.approver.decide()
             if self.reason:
                 break
@@ -100,7 +98,7 @@ class World:
         return waits
 
     def by_hand(self, reason: str = "", *, without_resources: bool = False) -> ControlReply:
-        """What an operator is answered, who approves the event as it is listed."""
+        """Approve the event as it is listed, as an operator; return the reply."""
         content = self.approver.answer(ControlRequest(ID), "eve").content
         request = ControlRequest(ID, content, reason, without_resources=without_resources)
         with ThreadPoolExecutor(1) as pool:
@@ -115,13 +113,13 @@ class World:
 
     @property
     def attempt(self) -> ApprovalAttempt:
-        """What is remembered of the one event."""
+        """The stored attempt to approve the event."""
         (attempt,) = self.listed.attempts.values()
         return attempt
 
     @property
     def ends(self) -> list[dict[str, Any]]:
-        """The records of approvals."""
+        """The records of approvals, with short names of their fields."""
         prefix = re.compile(r"azure\.scheduled_event\.(approval\.)?")
         records = [
             {prefix.sub("", name): value for name, value in record.items()}
@@ -131,7 +129,10 @@ class World:
 
     @property
     def reason(self) -> str:
-        return str(self.ends[-1]["reason"]) if self.ends else ""
+        """The reason in the last record of an approval; empty without a record."""
+        if not self.ends:
+            return ""
+        return str(self.ends[-1]["reason"])
 
     @property
     def end(self) -> tuple[str, str, str]:
@@ -149,11 +150,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         def watched(
             state: AgentState, attempt: ApprovalAttempt, change: Change | None = None
         ) -> bool:
-            written = write_attempt(state, attempt, change)
+            is_written = write_attempt(state, attempt, change)
             act = world.after_write
-            world.after_write = lambda: None
-            act()
-            return written
+            world.after_write = None
+            if act is not None:
+                act()
+            return is_written
 
         monkeypatch.setattr(AgentState, "write_attempt", watched)
         monkeypatch.setattr("notbefore.agent.approver.CONFIRM_TIMEOUT", PATIENCE)
@@ -167,91 +169,111 @@ def test_event_named_by_a_rule_is_approved_once(
     assert world.decide() == "accepted"
     assert world.imds.start_requests == [ID]
     assert world.attempt.approved == content_of(world.attempt.tracked)
-    assert f"Freeze {ID}, rules[0]: approved (accepted)" in [
-        record.getMessage() for record in caplog.records
-    ]
+    assert f"Freeze {ID}, rules[0]: approved (accepted)" in caplog.messages
+
     assert world.approver.decide() == LONG_WAIT
     assert world.imds.start_requests == [ID]
-    assert len(
-        {record["azure.scheduled_event.change_id"] for record in world.agent.records}
-    ) == len(world.agent.records)
+
+    change_ids = [record["azure.scheduled_event.change_id"] for record in world.agent.records]
+    assert len(set(change_ids)) == len(change_ids)
 
 
-# ---- the last look
-
-
-Happens = Callable[[World], None]
-
-
-def switched(**values: Any) -> Happens:
-    return lambda world: world.runtime.replace(**values)
-
-
-def used(policy: Policy) -> Happens:
-    return lambda world: world.use(policy)
-
-
-def listing(document: bytes) -> Happens:
-    return lambda world: world.sees(document)
-
-
-def ruled(**values: Any) -> Happens:
-    return used(msgspec.structs.replace(ON, rules=(Rule(FREEZES, **values),)))
+# ---- changes between the writing of an attempt and its request
 
 
 TERMINATE = listed(EventType="Terminate", Resources=[ME, PEER])
 
 
-@pytest.mark.parametrize(
-    ("happens", "says"),
-    [
-        (used(msgspec.structs.replace(ON, dry_run=True)), "switched_off: approval.dry_run is true"),
-        (
-            used(msgspec.structs.replace(ON, enabled=False)),
-            "switched_off: approval.enabled is not true",
-        ),
-        (
-            switched(allow_approval=False),
-            "switched_off: `notbefore run` was started without --allow-approval",
-        ),
-        (ruled(action="leave"), "changed: the rules say leave now: its action is leave"),
-        (ruled(name="other"), "changed: the rules say approve now: the rule says so"),
-        (listing(body()), "no_longer_scheduled: it is gone"),
-        (
-            listing(listed(EventStatus="Started", NotBefore="")),
-            "no_longer_scheduled: it is Started",
-        ),
-        (listing(listed(DurationInSeconds=9)), "changed: the event has changed"),
-        (listing(TERMINATE), "changed: the event has changed"),
-        (
-            listing(listed(EventSource=17)),
-            "changed: the rules say leave now: a part of it could not be read",
-        ),
-    ],
-)
-def test_approval_is_skipped_when_something_changes_while_it_is_written(
-    world: World, happens: Happens, says: str
-) -> None:
-    world.after_write = lambda: happens(world)
+def check_skipped(world: World, reason: str, detail: str) -> None:
+    """Decide, and check that the approval is recorded as skipped, and not sent."""
     world.approver.decide()
 
     assert world.imds.start_requests == []
-
-    kind, reason, words = world.end
-
-    assert kind == "approval_skipped"
-    assert f"{reason}: {words}" == says
+    assert world.end == ("approval_skipped", reason, detail)
     assert world.ends[-1]["requests"] == 0
 
 
+@pytest.mark.parametrize(
+    ("policy", "reason", "detail"),
+    [
+        pytest.param(
+            msgspec.structs.replace(ON, dry_run=True),
+            "switched_off",
+            "approval.dry_run is true",
+            id="dry run",
+        ),
+        pytest.param(
+            msgspec.structs.replace(ON, enabled=False),
+            "switched_off",
+            "approval.enabled is not true",
+            id="disabled",
+        ),
+        pytest.param(
+            msgspec.structs.replace(ON, rules=(Rule(FREEZES, action="leave"),)),
+            "changed",
+            "the rules say leave now: its action is leave",
+            id="another action",
+        ),
+        pytest.param(
+            msgspec.structs.replace(ON, rules=(Rule(FREEZES, name="other"),)),
+            "changed",
+            "the rules say approve now: the rule says so",
+            id="another rule",
+        ),
+    ],
+)
+def test_approval_is_skipped_when_its_policy_changes(
+    world: World, policy: Policy, reason: str, detail: str
+) -> None:
+    world.after_write = lambda: world.use(policy)
+
+    check_skipped(world, reason, detail)
+
+
+def test_approval_is_skipped_when_approvals_are_no_longer_allowed(world: World) -> None:
+    world.after_write = lambda: world.runtime.replace(allow_approval=False)
+
+    check_skipped(world, "switched_off", "`notbefore run` was started without --allow-approval")
+
+
+@pytest.mark.parametrize(
+    ("document", "reason", "detail"),
+    [
+        pytest.param(body(), "no_longer_scheduled", "it is gone", id="gone"),
+        pytest.param(
+            listed(EventStatus="Started", NotBefore=""),
+            "no_longer_scheduled",
+            "it is Started",
+            id="started",
+        ),
+        pytest.param(
+            listed(DurationInSeconds=9), "changed", "the event has changed", id="another duration"
+        ),
+        pytest.param(TERMINATE, "changed", "the event has changed", id="another type"),
+        pytest.param(
+            listed(EventSource=17),
+            "changed",
+            "the rules say leave now: a part of it could not be read",
+            id="unreadable",
+        ),
+    ],
+)
+def test_approval_is_skipped_when_its_event_changes(
+    world: World, document: bytes, reason: str, detail: str
+) -> None:
+    world.after_write = lambda: world.sees(document)
+
+    check_skipped(world, reason, detail)
+
+
 def test_approval_is_not_sent_to_an_imds_that_is_no_longer_watched(world: World) -> None:
-    world.after_write = lambda: switched(endpoint="http://127.0.0.1:9")(world)
+    world.after_write = lambda: world.runtime.replace(endpoint=NOWHERE)
+
     world.approver.decide()
 
     assert world.imds.start_requests == []
     assert world.ends == []
 
-    world.after_write = lambda: None
     world.runtime.replace(endpoint=world.imds.endpoint)
     world.approver.decide()
 
@@ -260,14 +282,13 @@ def test_approval_is_not_sent_to_an_imds_that_is_no_longer_watched(world: World)
 
 
 def test_approver_sends_nothing_until_new_imds_answers(world: World) -> None:
-    new_imds = "http://127.0.0.1:9"
-    world.agent.tracker.use(new_imds, "2020-07-01")  # in the order of a reload
+    world.agent.tracker.use(NOWHERE, "2020-07-01")  # in the order of a reload
 
     world.approver.decide()
 
     assert world.imds.start_requests == []
 
-    world.runtime.replace(endpoint=new_imds)
+    world.runtime.replace(endpoint=NOWHERE)
     world.approver.decide()
 
     assert world.imds.start_requests == []
@@ -287,7 +308,7 @@ LEADER = Policy(
 )
 
 
-def test_vm_that_is_renamed_to_another_one_approves_nothing(world: World) -> None:
+def test_renamed_vm_does_not_approve_the_event_of_its_old_name(world: World) -> None:
     world.use(LEADER)
     world.sees(listed(Resources=[ME, "third"]))
     world.after_write = lambda: world.agent.tracker.identify(Vm(name=PEER))
@@ -310,11 +331,13 @@ def test_leader_that_is_renamed_to_a_successor_waits_for_its_turn(world: World) 
 
     assert world.imds.start_requests == []
     assert world.reason == "changed"
+
     world.wait(31, listed(Resources=[ME, PEER]))
+
     assert world.decide() == "accepted"
 
 
-def test_successor_approves_event_that_is_still_scheduled_in_its_turn(world: World) -> None:
+def test_successor_approves_event_that_is_scheduled_in_its_turn(world: World) -> None:
     world.use(LEADER)
     world.sees(listed(Resources=[PEER, ME]))
 
@@ -325,7 +348,7 @@ def test_successor_approves_event_that_is_still_scheduled_in_its_turn(world: Wor
     assert world.imds.start_requests == [ID]
 
 
-def test_successor_sends_nothing_when_event_has_started_before_its_turn(world: World) -> None:
+def test_successor_sends_nothing_when_event_started_before_its_turn(world: World) -> None:
     world.use(LEADER)
     world.sees(listed(Resources=[PEER, ME]))
 
@@ -337,26 +360,36 @@ def test_successor_sends_nothing_when_event_has_started_before_its_turn(world: W
 
 
 @pytest.mark.parametrize(
-    ("policy", "action", "result"),
+    ("policy", "action", "changes", "next_action"),
     [
-        (ON, "approve", ["approved"]),
-        (msgspec.structs.replace(ON, enabled=False), "off", []),
-        (msgspec.structs.replace(ON, dry_run=True), "dry_run", ["approval_skipped"]),
-        (msgspec.structs.replace(ON, rules=()), "leave", []),
-        (
+        pytest.param(ON, "approve", ["approved"], "done", id="approve"),
+        pytest.param(msgspec.structs.replace(ON, enabled=False), "off", [], "off", id="off"),
+        pytest.param(
+            msgspec.structs.replace(ON, dry_run=True),
+            "dry_run",
+            ["approval_skipped"],
+            "done",
+            id="dry run",
+        ),
+        pytest.param(msgspec.structs.replace(ON, rules=()), "leave", [], "leave", id="no rule"),
+        pytest.param(
             msgspec.structs.replace(ON, rules=(Rule(FREEZES, approve_after=Duration("9999d")),)),
             "approve",
             [],
+            "approve",
+            id="approve later",
         ),
-        (
+        pytest.param(
             msgspec.structs.replace(ON, rules=(Rule(FREEZES, approve_after=Duration("99999d")),)),
             "skip",
             ["approval_skipped"],
+            "done",
+            id="approve after NotBefore",
         ),
     ],
 )
-def test_approver_does_what_the_plan_says(
-    world: World, policy: Policy, action: str, result: list[str]
+def test_approver_follows_the_plan(
+    world: World, policy: Policy, action: str, changes: list[str], next_action: str
 ) -> None:
     world.use(policy)
     (tracked,) = world.listed.events.values()
@@ -366,9 +399,9 @@ def test_approver_does_what_the_plan_says(
 
     after = world.listed.plan(world.runtime.current, tracked)
     assert before.action == action
-    assert [end["change"] for end in world.ends] == result
-    assert len(world.imds.start_requests) == result.count("approved")
-    assert after.action == ("done" if result else action)
+    assert [end["change"] for end in world.ends] == changes
+    assert len(world.imds.start_requests) == changes.count("approved")
+    assert after.action == next_action
 
 
 def test_successor_records_nothing_in_a_dry_run(world: World) -> None:
@@ -383,23 +416,24 @@ def test_successor_records_nothing_in_a_dry_run(world: World) -> None:
 
 
 def test_event_that_may_be_the_unreadable_one_is_not_approved(world: World) -> None:
-    world.after_write = lambda: world.agent.tracker.handle(
-        Poll(0.0, 0.0, body({"EventType": "Freeze"}))
-    )
+    without_id = Poll(0.0, 0.0, body({"EventType": "Freeze"}))
+    world.after_write = lambda: world.agent.tracker.handle(without_id)
+
     world.approver.decide()
 
     assert world.reason == ""
     assert world.imds.start_requests == []
 
     world.sees(listed())
+
     assert world.decide() == "accepted"
 
 
 def test_approver_sends_nothing_at_not_before(world: World) -> None:
     soon = world.clock.now().replace(microsecond=0) + timedelta(seconds=30)
     world.sees(listed(NotBefore=format_datetime(soon, usegmt=True)))
-
     world.after_write = lambda: world.passes(31)
+
     world.approver.decide()
 
     assert world.imds.start_requests == []
@@ -409,20 +443,19 @@ def test_approver_sends_nothing_at_not_before(world: World) -> None:
 @pytest.mark.parametrize(
     "document",
     [
-        TERMINATE,
-        listed(DurationInSeconds=6),
-        listed(EventStatus="Started", NotBefore=""),
-        listed(Description=5),
-        listed(ResourceType=7),  # the same in all that counts, and flawed
-        listed(EventId="other"),  # the same content, and another event
-        body(),
+        pytest.param(TERMINATE, id="another type"),
+        pytest.param(listed(DurationInSeconds=6), id="another duration"),
+        pytest.param(listed(EventStatus="Started", NotBefore=""), id="started"),
+        pytest.param(listed(Description=5), id="unreadable description"),
+        pytest.param(listed(ResourceType=7), id="unreadable field without meaning"),
+        pytest.param(listed(EventId="other"), id="another event with the same content"),
+        pytest.param(body(), id="gone"),
     ],
 )
 def test_approval_is_not_sent_when_imds_does_not_confirm_the_event(
     world: World, document: bytes
 ) -> None:
-    """The tracker has not seen yet what IMDS says now: its poll hangs, say."""
-    world.imds.set_document(document)
+    world.imds.set_document(document)  # the agent has not polled it
 
     assert world.approver.decide() == SHORT_WAIT
     assert world.reason == ""
@@ -440,12 +473,13 @@ def test_answer_that_is_no_document_confirms_nothing(
     assert world.imds.start_requests == []
 
     world.wait(PAUSE)
+
     assert world.decide() == "accepted"
     assert world.ends[-1]["requests"] == 1
 
 
-def test_approved_event_is_not_approved_again_after_the_list_flapped(world: World) -> None:
-    assert world.decide() == "accepted"
+def test_approved_event_is_not_approved_again_when_it_is_listed_again(world: World) -> None:
+    world.approver.decide()
 
     world.sees(body())
     world.sees(listed())
@@ -453,14 +487,19 @@ def test_approved_event_is_not_approved_again_after_the_list_flapped(world: Worl
     assert world.approver.decide() == LONG_WAIT
     assert world.imds.start_requests == [ID]
 
+
+def test_approver_remembers_the_last_attempts_at_ended_events(world: World) -> None:
     for number in range(30):
         world.sees(listed(EventId=f"e-{number}"))
-        assert world.decide() == "accepted"
+        world.approver.decide()
+
+    assert len(world.imds.start_requests) == 30
     assert len(world.listed.attempts) == 21
 
 
-def test_approval_is_neither_sent_nor_counted_when_writing_took_too_long(world: World) -> None:
+def test_approval_is_not_sent_when_its_writing_took_too_long(world: World) -> None:
     world.after_write = lambda: world.passes(16)
+
     world.approver.decide()
 
     assert world.imds.start_requests == []
@@ -468,6 +507,7 @@ def test_approval_is_neither_sent_nor_counted_when_writing_took_too_long(world: 
     assert world.attempt.requests == 0
 
     world.sees(listed())
+
     assert world.decide() == "accepted"
     assert world.ends[-1]["requests"] == 1
 
@@ -489,18 +529,21 @@ def test_unanswered_approval_does_not_delay_another_event(
 ) -> None:
     post = ImdsClient.post
 
-    def no_answer(client: ImdsClient, path: str, sent: bytes) -> ImdsAnswer:
-        if ID.encode() in sent:
+    def answer_only_other(client: ImdsClient, path: str, request: bytes) -> ImdsAnswer:
+        if ID.encode() in request:
             raise ImdsError("server_error")
-        return post(client, path, sent)
+        return post(client, path, request)
 
-    monkeypatch.setattr(ImdsClient, "post", no_answer)
+    monkeypatch.setattr(ImdsClient, "post", answer_only_other)
     both = body(item(NotBefore=FUTURE), item("other", NotBefore=FUTURE))
     world.sees(both)
+
     for _ in range(3):
         world.wait(world.approver.decide(), both)
 
-    assert [(one["id"], one["reason"]) for one in world.ends] == [("other", "accepted")]
+    (end,) = world.ends
+    assert end["id"] == "other"
+    assert end["reason"] == "accepted"
 
 
 def test_approval_is_not_sent_again_when_imds_refuses_it_for_good(world: World) -> None:
@@ -512,16 +555,14 @@ def test_approval_is_not_sent_again_when_imds_refuses_it_for_good(world: World) 
     assert world.imds.start_requests == []
 
 
-def test_approval_fails_with_no_answer_when_the_event_ends_before_imds_answers(
-    world: World,
-) -> None:
+def test_approval_fails_when_the_event_ends_before_imds_answers(world: World) -> None:
     world.imds.fault("start-status", 500, times=1)
     world.approver.decide()
+
     world.sees(body())
     world.approver.decide()
 
     change, reason, detail = world.end
-
     assert change == "approval_failed"
     assert reason == "no_answer"
     assert world.ends[-1]["requests"] == 1
@@ -552,18 +593,16 @@ def test_stopping_agent_sends_no_more_approvals(world: World) -> None:
 def test_start_request_names_the_event_and_the_version_in_use(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posted: list[tuple[str, Any]] = []
-    monkeypatch.setattr(
-        ImdsClient, "post", lambda _, path, body: posted.append((path, json.loads(body)))
-    )
-    world.sees(listed(NotBefore=FUTURE))
+    post = Mock()
+    monkeypatch.setattr(ImdsClient, "post", post)
     imds = Imds(api_version="2019-01-01")
     world.agent.config = msgspec.structs.replace(world.agent.config, imds=imds)
 
     assert world.decide() == "accepted"
 
-    wanted = {"StartRequests": [{"EventId": ID}]}
-    assert posted == [("/metadata/scheduledevents?api-version=2019-01-01", wanted)]
+    path, request = post.call_args.args
+    assert path == "/metadata/scheduledevents?api-version=2019-01-01"
+    assert json.loads(request) == {"StartRequests": [{"EventId": ID}]}
 
 
 def test_start_request_of_the_first_version_has_the_incarnation(world: World) -> None:
@@ -581,20 +620,29 @@ def test_start_request_of_the_first_version_has_the_incarnation(world: World) ->
 # ---- by hand
 
 
-def test_approval_by_hand_needs_no_rule_but_a_readable_event(world: World) -> None:
-    world.use(msgspec.structs.replace(ON, rules=()))
+WITHOUT_RULES = msgspec.structs.replace(ON, rules=())
 
-    assert world.by_hand("CHG-1").done
+
+def test_approval_by_hand_needs_no_rule(world: World) -> None:
+    world.use(WITHOUT_RULES)
+
+    reply = world.by_hand("CHG-1")
+
+    assert reply.done
     assert world.imds.start_requests == [ID]
     assert world.ends[-1]["rule"] == "operator"
     assert world.ends[-1]["by"] == "eve"
 
+
+def test_approval_by_hand_needs_a_readable_event(world: World) -> None:
+    world.use(WITHOUT_RULES)
     world.sees(listed(DurationInSeconds=9, ResourceType=7))
+
     reply = world.by_hand()
 
     assert not reply.done
     assert world.end[1:] == ("changed", "a part of it could not be read")
-    assert world.imds.start_requests == [ID]
+    assert world.imds.start_requests == []
 
 
 @pytest.mark.parametrize("resources", [[], None])
@@ -607,14 +655,16 @@ def test_event_without_resources_is_approved_only_on_request(
     assert world.ends == []
     assert world.imds.start_requests == []
 
-    refused = world.by_hand()
+    refusal = world.by_hand()
 
-    assert not refused.done
-    assert "--without-resources" in refused.words
+    assert not refusal.done
+    assert "--without-resources" in refusal.words
     assert world.end[:2] == ("approval_skipped", "no_resources")
     assert world.imds.start_requests == []
 
-    assert world.by_hand(without_resources=True).done
+    reply = world.by_hand(without_resources=True)
+
+    assert reply.done
     assert world.imds.start_requests == [ID]
 
 
@@ -628,51 +678,71 @@ def test_resources_of_blanks_are_never_approved(world: World) -> None:
     assert world.decide() == "changed"
 
 
-def test_approval_by_hand_fails_at_once_when_imds_does_not_answer(world: World) -> None:
-    world.use(msgspec.structs.replace(ON, rules=()))
+def test_approval_by_hand_fails_at_once_while_polls_fail(world: World) -> None:
+    world.use(WITHOUT_RULES)
     world.passes(16)
 
-    assert "IMDS does not answer: nothing was sent" in world.by_hand().words
+    reply = world.by_hand()
 
-    world.sees(listed())
+    assert "IMDS does not answer: nothing was sent" in reply.words
+    assert world.imds.start_requests == []
+
+
+def test_approval_by_hand_that_imds_does_not_answer_may_be_repeated(world: World) -> None:
+    world.use(WITHOUT_RULES)
     world.imds.fault("start-status", 500, times=1)
 
-    assert "500" in world.by_hand().words
+    reply = world.by_hand()
+
+    assert "500" in reply.words
     assert world.end[:2] == ("approval_failed", "no_answer")
     assert world.imds.start_requests == []
-    assert world.by_hand().done  # and may ask again
+
+    second_reply = world.by_hand()
+
+    assert second_reply.done
 
 
-def test_approval_by_hand_is_not_sent_when_the_event_has_changed(
-    world: World,
-) -> None:
-    world.use(msgspec.structs.replace(ON, rules=()))
+def test_approval_by_hand_is_not_sent_when_it_cannot_be_written(world: World) -> None:
+    world.use(WITHOUT_RULES)
+
     with LockedDisk(world.agent.store):
-        assert "the state cannot be written" in world.by_hand().words
+        reply = world.by_hand()
 
+    assert "the state cannot be written" in reply.words
+    assert world.imds.start_requests == []
+
+
+def test_approval_by_hand_is_not_sent_when_the_event_has_changed(world: World) -> None:
+    world.use(WITHOUT_RULES)
     world.imds.set_document(listed(DurationInSeconds=6))
 
-    assert "IMDS does not list it like this any more" in world.by_hand().words
+    reply = world.by_hand()
+
+    assert "IMDS does not list it like this any more" in reply.words
     assert world.imds.start_requests == []
 
 
 def test_operator_does_not_interfere_with_a_rule(world: World) -> None:
     world.imds.fault("start-status", 500, times=1)
     world.approver.decide()
+
     reply = world.by_hand()
 
     assert not reply.done
     assert "an approval of it is under way" in reply.words
 
     world.wait(PAUSE)
+    world.approver.decide()
+    second_reply = world.by_hand()
 
-    assert world.decide() == "accepted"
-    assert "it is approved already" in world.by_hand().words
+    assert world.reason == "accepted"
+    assert "it is approved already" in second_reply.words
     assert world.imds.start_requests == [ID]
 
 
-def test_next_agent_does_not_send_approval_by_hand_of_the_ended_agent(world: World) -> None:
-    world.use(msgspec.structs.replace(ON, rules=()))
+def test_next_agent_does_not_send_an_approval_by_hand(world: World) -> None:
+    world.use(WITHOUT_RULES)
     (tracked,) = world.listed.events.values()
 
     world.agent.state.write_attempt(ApprovalAttempt(tracked, "operator", by="eve", requests=1))
@@ -682,37 +752,44 @@ def test_next_agent_does_not_send_approval_by_hand_of_the_ended_agent(world: Wor
     assert world.imds.start_requests == []
 
 
-def test_approval_by_hand_is_not_sent_when_the_operator_waited_too_long(
+def test_approval_by_hand_is_not_sent_when_it_comes_too_late(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.use(msgspec.structs.replace(ON, rules=()))
+    world.use(WITHOUT_RULES)
     monkeypatch.setattr("notbefore.agent.approver.OPERATOR_PATIENCE", 0.0)
     content = world.approver.answer(ControlRequest(ID), "eve").content
 
-    assert "not decided" in world.approver.answer(ControlRequest(ID, content), "eve").words
-
+    reply = world.approver.answer(ControlRequest(ID, content), "eve")
     world.approver.decide()
+
+    assert "not decided" in reply.words
     assert world.imds.start_requests == []
     assert world.ends == []
 
 
-def test_unforeseen_error_is_counted_and_the_next_decision_is_made(
-    world: World,
-) -> None:
-    class Faulty(Published[Runtime]):
-        @property
-        def current(self) -> Runtime:
-            if threading.current_thread().name == "approve" and not world.errors.count:
-                raise RuntimeError("a bug")
-            return super().current
+class FaultyRuntime(Published[Runtime]):
+    """A runtime that the approver cannot read until an error is counted."""
 
-    runtime = Faulty(world.runtime.current)
+    def __init__(self, runtime: Runtime, errors: ThreadGuard) -> None:
+        super().__init__(runtime)
+        self._errors = errors
+
+    @property
+    def current(self) -> Runtime:
+        if threading.current_thread().name == "approve" and self._errors.count == 0:
+            raise RuntimeError("a bug")
+        return super().current
+
+
+def test_approver_decides_again_after_an_unforeseen_error(world: World) -> None:
+    runtime = FaultyRuntime(world.runtime.current, world.errors)
     approver = Approver(world.agent.state, runtime, world.errors)
     approver.start()
     try:
         eventually(lambda: world.errors.count == 1)
 
         approver.wake()
+
         eventually(lambda: world.reason == "accepted")
     finally:
         approver.stop()
