@@ -6,7 +6,8 @@ import json
 import re
 import subprocess
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,19 +28,19 @@ from support.agent import eventually, free_port, run
 from support.needs import needs
 
 CHART: Final = CONFIG / "helm" / "notbefore"
-# AKS offers the newest three versions, and older ones with long-term support: what the oldest has
-# not yet and the newest no longer, either of these two says
+# AKS offers the newest three versions, and older ones with long-term support: the oldest and the
+# newest, because a field may be too new for the one or removed from the other
 KUBERNETES: Final = ("1.29.0", kubernetes_validate.latest_version())
-CUSTOM: Final = {  # not Kubernetes' own
+CUSTOM: Final = {  # api-versions of kinds that are not Kubernetes' own
     "PodMonitor": ("monitoring.coreos.com/v1", "azmonitoring.coreos.com/v1"),
     "PrometheusRule": ("monitoring.coreos.com/v1",),
     "Certificate": ("cert-manager.io/v1",),
     "Issuer": ("cert-manager.io/v1",),
 }
+PROBES: Final = ("startup", "liveness", "readiness")
 Objects = dict[tuple[str, str], Any]  # by kind and name
-ACCESS: Final[
-    dict[str, dict[str, Any]]
-] = {  # who may ask the agents: the values that docs/getting-started.md names
+# the three ways to reach the agents, in docs/getting-started.md
+ACCESS: Final[dict[str, dict[str, Any]]] = {
     "node": {},
     "open": {"access": "open", "podMonitor": {"enabled": True}},
     "tls": {"access": "tls", "podMonitor": {"enabled": True}},
@@ -76,7 +77,7 @@ EVERYTHING: Final[dict[str, Any]] = {
 def rendered(
     values: dict[str, Any], *, name: str = "notbefore", namespace: str = "notbefore"
 ) -> Objects:
-    """The objects that `helm template` gives."""
+    """Return the objects that `helm template` gives."""
     with helm_python.Chart.load(CHART) as chart:
         chart.validate_schema(values)
         texts = chart.render(values, name=name, namespace=namespace)
@@ -84,26 +85,34 @@ def rendered(
 
 
 def fleet() -> Objects:
-    """The manifests of `notbefore fleet`."""
-    return by_name(
-        path.read_text(encoding="utf-8") for path in sorted((CONFIG / "kubernetes").glob("*.yaml"))
-    )
+    """Return the manifests of `notbefore fleet`."""
+    files = sorted((CONFIG / "kubernetes").glob("*.yaml"))
+    return by_name(file.read_text(encoding="utf-8") for file in files)
 
 
 def by_name(texts: Iterable[str]) -> Objects:
-    objects = [one for text in texts for one in yaml.safe_load_all(text) if one]
-    manifests = {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in objects}
-    assert len(manifests) == len(objects)
-    return manifests
+    """Return the objects in texts of YAML. No two of them have the same kind and name."""
+    objects: Objects = {}
+    for text in texts:
+        for manifest in yaml.safe_load_all(text):
+            if manifest is None:
+                continue
+            key = (manifest["kind"], manifest["metadata"]["name"])
+            assert key not in objects
+            objects[key] = manifest
+    return objects
 
 
 def pods_of(objects: Objects) -> Any:
-    (spec,) = (
-        manifest["spec"]
-        for (kind, _), manifest in objects.items()
-        if kind in ("DaemonSet", "Deployment")
-    )
-    return spec
+    """Return the specification of the DaemonSet or Deployment."""
+    by_kind = {kind: manifest for (kind, _), manifest in objects.items()}
+    workload = by_kind.get("DaemonSet") or by_kind["Deployment"]
+    return workload["spec"]
+
+
+def agent_pod(values: dict[str, Any]) -> Any:
+    """Return the specification of the agent's pods."""
+    return pods_of(rendered(values))["template"]["spec"]
 
 
 def config_of(values: dict[str, Any]) -> str:
@@ -118,58 +127,68 @@ def test_helm_lint_finds_no_fault_in_the_chart() -> None:
     assert result["total_charts_linted"] == 1
 
 
-@pytest.mark.parametrize(
-    "values", [*ACCESS.values(), EVERYTHING, None], ids=[*ACCESS, "everything", "fleet"]
-)
-def test_manifests_are_valid_for_the_kubernetes_versions_of_aks(
-    values: dict[str, Any] | None,
-) -> None:
-    objects = fleet() if values is None else rendered(values, name="other", namespace="elsewhere")
+def validate(objects: Objects) -> None:
+    """Check manifests against the schemas of Kubernetes, and mounts against volumes."""
     for manifest in objects.values():
-        if manifest["kind"] in CUSTOM:
-            assert manifest["apiVersion"] in CUSTOM[manifest["kind"]]
+        kind = manifest["kind"]
+        if kind in CUSTOM:
+            assert manifest["apiVersion"] in CUSTOM[kind]
             continue
         for version in KUBERNETES:
             kubernetes_validate.validate(manifest, version, strict=True)
+
     pod = pods_of(objects)["template"]["spec"]
-
-    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
-
-    assert {volume["name"] for volume in pod["volumes"]} == mounted
+    mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert {volume["name"] for volume in pod["volumes"]} == mounts
 
 
-def test_chart_renders_every_value() -> None:
-    manifests = rendered(EVERYTHING)
-    pod = manifests["DaemonSet", "notbefore"]["spec"]["template"]
+@pytest.mark.parametrize("values", [*ACCESS.values(), EVERYTHING], ids=[*ACCESS, "everything"])
+def test_chart_is_valid_for_the_kubernetes_versions_of_aks(values: dict[str, Any]) -> None:
+    validate(rendered(values, name="other", namespace="elsewhere"))
+
+
+def test_fleet_manifests_are_valid_for_the_kubernetes_versions_of_aks() -> None:
+    validate(fleet())
+
+
+def test_chart_renders_the_values_of_pods() -> None:
+    pod = rendered(EVERYTHING)["DaemonSet", "notbefore"]["spec"]["template"]
+
     (container,) = pod["spec"]["containers"]
-
     assert container["image"] == "registry.example.org/notbefore@sha256:" + "0" * 64
+    assert container["env"] == EVERYTHING["env"]
     assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}]
     assert pod["spec"]["tolerations"] == [{"key": "spot", "operator": "Exists"}]
     assert pod["metadata"]["annotations"].items() >= {"a": "b"}.items()
     assert pod["metadata"]["labels"].items() >= {"team": "infra"}.items()
-    assert container["env"] == EVERYTHING["env"]
 
-    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
 
+def test_chart_renders_the_values_of_secrets() -> None:
+    objects = rendered(EVERYTHING)
+
+    pod = pods_of(objects)["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    web_sources = [source["secret"]["name"] for source in volumes["web"]["projected"]["sources"]]
     assert volumes["secrets"]["secret"]["secretName"] == "mine"
-    assert manifests["Secret", "mine"]["stringData"] == {"slack-url": "https://hooks.example.org/x"}
-    assert [source["secret"]["name"] for source in volumes["web"]["projected"]["sources"]] == [
-        "notbefore-web",
-        "own",
-    ]
+    assert objects["Secret", "mine"]["stringData"] == {"slack-url": "https://hooks.example.org/x"}
+    assert web_sources == ["notbefore-web", "own"]
 
-    monitor = manifests["PodMonitor", "notbefore"]
 
+def test_chart_renders_the_values_of_the_pod_monitor() -> None:
+    monitor = rendered(EVERYTHING)["PodMonitor", "notbefore"]
+
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    authority = {"secret": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}}
     assert monitor["metadata"]["namespace"] == "kube-system"
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["notbefore"]}
     assert monitor["spec"]["labelLimit"] == 63
+    assert endpoint["tlsConfig"]["ca"] == authority
 
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint["tlsConfig"]["ca"] == {
-        "secret": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}
-    }
-    assert not [kind for kind, _ in manifests if kind in ("Certificate", "Issuer", "NetworkPolicy")]
+
+def test_chart_leaves_out_objects_that_the_values_switch_off() -> None:
+    kinds = {kind for kind, _ in rendered(EVERYTHING)}
+
+    assert kinds.isdisjoint({"Certificate", "Issuer", "NetworkPolicy"})
 
 
 def test_chart_mounts_secrets_that_it_does_not_create() -> None:
@@ -198,17 +217,14 @@ def test_chart_mounts_secrets_that_it_does_not_create() -> None:
     assert volumes["vault"] == values["extraVolumes"][0]
     assert values["extraVolumeMounts"][0] in container["volumeMounts"]
     assert container["env"] == values["extraEnv"]
-
-    for version in KUBERNETES:
-        kubernetes_validate.validate(objects["DaemonSet", "notbefore"], version, strict=True)
+    validate(objects)
 
 
 def test_agent_loads_the_configuration_of_the_chart(tmp_path: Path) -> None:
     (tmp_path / "slack-url").write_text("https://hooks.example.org/x\n", encoding="utf-8")
     file = tmp_path / "notbefore.yml"
-    file.write_text(
-        config_of(EVERYTHING).replace("/run/notbefore/", f"{tmp_path}/"), encoding="utf-8"
-    )
+    text = config_of(EVERYTHING).replace("/run/notbefore/", f"{tmp_path}/")
+    file.write_text(text, encoding="utf-8")
 
     config = load(file, {}, {})
 
@@ -219,50 +235,76 @@ def test_agent_loads_the_configuration_of_the_chart(tmp_path: Path) -> None:
 
 def test_changed_configuration_replaces_the_pods() -> None:
     def checksum(values: dict[str, Any]) -> str:
-        return str(
-            pods_of(rendered(values))["template"]["metadata"]["annotations"]["checksum/config"]
-        )
+        pod = pods_of(rendered(values))["template"]
+        return str(pod["metadata"]["annotations"]["checksum/config"])
 
     assert checksum({}) == checksum({"podLabels": {"a": "b"}})
     assert checksum({}) != checksum({"config": {"log": {"level": "debug"}}})
     assert checksum({}) != checksum({"access": "open"})
 
 
-def test_pods_tolerate_every_taint_and_avoid_virtual_nodes() -> None:
-    pod = pods_of(rendered({}))["template"]["spec"]
-    assert pod["tolerations"] == [{"operator": "Exists"}]
+def test_pods_tolerate_every_taint() -> None:
+    assert agent_pod({})["tolerations"] == [{"operator": "Exists"}]
 
-    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]
+
+def test_pods_avoid_virtual_nodes() -> None:
+    affinity = agent_pod({})["affinity"]["nodeAffinity"]
+
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"] == [
         {"key": "type", "operator": "NotIn", "values": ["virtual-kubelet"]}
     ]
 
 
-def test_agent_listens_only_on_the_node_by_default() -> None:
-    servers = {
-        name: yaml.safe_load(config_of(values)).get("server", {}) for name, values in ACCESS.items()
-    }
+def server_of(access: str) -> dict[str, Any]:
+    """Return the settings of the agent's server with this access."""
+    server = yaml.safe_load(config_of(ACCESS[access])).get("server", {})
+    assert isinstance(server, dict)
+    return server
 
-    assert "listen" not in servers["node"]
-    assert [name for name, server in servers.items() if server.get("insecure")] == ["open"]
+
+def test_agent_listens_only_on_the_node_by_default() -> None:
+    assert "listen" not in server_of("node")
+
+
+@pytest.mark.parametrize(("access", "insecure"), [("node", False), ("open", True), ("tls", False)])
+def test_agent_is_insecure_only_with_open_access(access: str, *, insecure: bool) -> None:
+    assert server_of(access).get("insecure", False) == insecure
 
 
 @pytest.mark.parametrize(
     ("values", "mistake"),
     [
-        ({"podMonitor": {"enabled": True}}, "set access to tls or open"),
-        ({"config": {"server": {"listen": ":80"}}}, "`access` (node, tls or open) sets it"),
-        ({"access": "all"}, "access"),
-        ({"config": {"sinks": {"oncall": {"slack": {"url_fil": "x"}}}}}, "url_fil"),
-        ({"config": {"sinks": {"oncall": {"slack": {"url": "https://x.example"}}}}}, "url"),
-        ({"config": {"routes": [{"sinks": ["gone"]}]}}, "there is no sink gone"),
-        ({"config": {"routes": [{"fallback": "gone"}]}}, "there is no sink gone"),
-        ({"secrets": {"existingSecret": "a", "create": {"b": "c"}}}, "not both"),
-        (
+        pytest.param(
+            {"podMonitor": {"enabled": True}}, "set access to tls or open", id="monitor of node"
+        ),
+        pytest.param(
+            {"config": {"server": {"listen": ":80"}}},
+            "`access` (node, tls or open) sets it",
+            id="listen",
+        ),
+        pytest.param({"access": "all"}, "access", id="access"),
+        pytest.param(
+            {"config": {"sinks": {"oncall": {"slack": {"url_fil": "x"}}}}}, "url_fil", id="key"
+        ),
+        pytest.param(
+            {"config": {"sinks": {"oncall": {"slack": {"url": "https://x.example"}}}}},
+            "url",
+            id="secret in the configuration",
+        ),
+        pytest.param(
             {"config": {"sinks": {"a": {"pagerduty": {"routing_key": {"inline": "x"}}}}}},
             "routing_key",
+            id="inline secret in the configuration",
+        ),
+        pytest.param(
+            {"config": {"routes": [{"sinks": ["gone"]}]}}, "there is no sink gone", id="sink"
+        ),
+        pytest.param(
+            {"config": {"routes": [{"fallback": "gone"}]}}, "there is no sink gone", id="fallback"
+        ),
+        pytest.param(
+            {"secrets": {"existingSecret": "a", "create": {"b": "c"}}}, "not both", id="secrets"
         ),
     ],
 )
@@ -271,204 +313,285 @@ def test_chart_refuses_values_that_cannot_work(values: dict[str, Any], mistake: 
         rendered(values)
 
 
-def test_chart_contains_the_rules_and_dashboards_of_the_project() -> None:
-    manifests = rendered(EVERYTHING)
+def test_chart_contains_the_rules_of_the_project() -> None:
     rules = (CONFIG / "prometheus" / "notbefore.rules.yml").read_text(encoding="utf-8")
 
-    assert manifests["PrometheusRule", "notbefore"]["spec"] == yaml.safe_load(rules)
+    objects = rendered(EVERYTHING)
 
-    maps = [
-        manifest
-        for manifest in manifests.values()
-        if manifest["metadata"].get("labels", {}).get("grafana_dashboard") == "1"
-    ]
-    held = {key: json.loads(text) for manifest in maps for key, text in manifest["data"].items()}
-    boards = sorted((ROOT / "dashboards").glob("*.json"))
+    assert objects["PrometheusRule", "notbefore"]["spec"] == yaml.safe_load(rules)
 
-    assert held == {
-        f"notbefore-{path.name}": json.loads(path.read_text(encoding="utf-8")) for path in boards
+
+def test_chart_contains_the_dashboards_of_the_project() -> None:
+    dashboards = {
+        f"notbefore-{path.name}": json.loads(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "dashboards").glob("*.json")
     }
-    assert max(len(json.dumps(manifest)) for manifest in maps) < 1024 * 1024, (
-        "a ConfigMap holds no more"
-    )
+
+    rendered_dashboards: dict[str, Any] = {}
+    for manifest in rendered(EVERYTHING).values():
+        if manifest["metadata"].get("labels", {}).get("grafana_dashboard") == "1":
+            assert len(json.dumps(manifest)) < 1024 * 1024  # the limit of a ConfigMap
+            for name, text in manifest["data"].items():
+                rendered_dashboards[name] = json.loads(text)
+
+    assert rendered_dashboards == dashboards
 
 
 def test_packaged_chart_contains_the_files_behind_its_links(tmp_path: Path) -> None:
     archive = helm_python.package(CHART, destination=tmp_path)
 
     with tarfile.open(archive) as tar:
-        held = [member for member in tar if "/files/" in member.name]
+        members = [member for member in tar if "/files/" in member.name]
 
-    assert len(held) == len(list((CHART / "files").iterdir()))
-    assert all(member.isreg() for member in held), "they are files there"
+    assert len(members) == len(list((CHART / "files").iterdir()))
+    assert all(member.isreg() for member in members)  # no links
 
 
-def test_pod_monitor_scrapes_a_pod_as_its_node_in_the_job_of_the_rules(tmp_path: Path) -> None:
+def snake_case(key: str) -> str:
+    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
+
+
+def test_pod_monitor_names_the_node_and_the_job_of_the_rules(tmp_path: Path) -> None:
     monitor = rendered(ACCESS["open"])["PodMonitor", "notbefore"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-
-    def snake(key: str) -> str:
-        return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
-
     relabelings = [
-        {snake(key): value for key, value in relabeling.items()}
+        {snake_case(key): value for key, value in relabeling.items()}
         for relabeling in endpoint["relabelings"]
     ]
+
     (labels,) = relabeled(relabelings, tmp_path, {"__meta_kubernetes_pod_node_name": "aks-1"})
 
     assert labels["job"] == "notbefore"
     assert labels["instance"] == "aks-1"
 
 
-@pytest.mark.parametrize("access", ["node", "tls"])
-def test_probes_and_prometheus_reach_the_agent_of_the_chart(access: str, tmp_path: Path) -> None:
-    """The chart's own configuration and probes, with another port, and the pod's paths below a
-    directory of ours.
+class ChartAgent:
+    """The agent that runs with the configuration of the chart, below a directory of the test.
+
+    Its port is another one than the chart's, which another agent may use.
     """
-    port = free_port()
-    web = tmp_path / "run" / "notbefore-web"
-    chart = rendered(ACCESS[access])
-    text = chart["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
-    text = text.replace("/run/notbefore-web", str(web)).replace(":10169", f":{port}")
-    config = tmp_path / "notbefore.yml"
-    values = yaml.safe_load(text) or {}
-    # not the usual one: others may have it
-    values.setdefault("server", {}).setdefault("listen", f"127.0.0.1:{port}")
-    config.write_text(yaml.safe_dump(values), encoding="utf-8")
-    web.mkdir(parents=True)
-    secrets = yaml.safe_load_all(
-        (CONFIG / "kubernetes/secret.example.yaml").read_text(encoding="utf-8")
-    )
-    example = next(one for one in secrets if one["metadata"]["name"] == "notbefore-web")[
-        "stringData"
-    ]["web.yml"]
+
+    def __init__(self, chart: Objects, directory: Path) -> None:
+        self.port = free_port()
+        self.web = directory / "run" / "notbefore-web"
+        self.web.mkdir(parents=True)
+        self._config = directory / "notbefore.yml"
+        self._state = directory / "state"
+        container = pods_of(chart)["template"]["spec"]["containers"][0]
+        self._probes = [container[f"{probe}Probe"]["exec"]["command"] for probe in PROBES]
+
+        text = chart["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
+        text = text.replace("/run/notbefore-web", str(self.web))
+        text = text.replace(":10169", f":{self.port}")
+        values = yaml.safe_load(text) or {}
+        values.setdefault("server", {}).setdefault("listen", f"127.0.0.1:{self.port}")
+        self._config.write_text(yaml.safe_dump(values), encoding="utf-8")
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the agent; wait until all probes succeed."""
+        with Simulator() as imds:
+            options = ["--imds", imds.endpoint, "--state-dir", self._state]
+            command = [BIN / "notbefore", "run", self._config, *options]
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+                try:
+                    eventually(lambda: self.probe() == [0, 0, 0] or process.poll() is not None, 240)
+                    assert process.poll() is None
+                    yield
+                finally:
+                    process.terminate()
+
+    def probe(self) -> list[int]:
+        """Run the commands of the probes; return their exit codes."""
+        codes: list[int] = []
+        for program, *words, path in self._probes:
+            assert path == "/etc/notbefore/notbefore.yml"
+            codes.append(run(BIN / program, *words, self._config).returncode)
+        return codes
+
+
+def test_probes_succeed_while_the_agent_of_the_chart_runs(tmp_path: Path) -> None:
+    agent = ChartAgent(rendered(ACCESS["node"]), tmp_path)
+
+    with agent.running():
+        pass
+
+    assert 0 not in agent.probe()
+
+
+def write_web_config(directory: Path, authority: trustme.CA) -> None:
+    """Write the web configuration of the example, with the password hunter2, and a certificate."""
+    secrets = by_name([(CONFIG / "kubernetes/secret.example.yaml").read_text(encoding="utf-8")])
+    example = secrets["Secret", "notbefore-web"]["stringData"]["web.yml"]
     hashed = bcrypt.hashpw(b"hunter2", bcrypt.gensalt(4)).decode()
-    (web / "web.yml").write_text(re.sub(r"\$2b\$\S+", hashed, example), encoding="utf-8")
+    (directory / "web.yml").write_text(re.sub(r"\$2b\$\S+", hashed, example), encoding="utf-8")
+
+    certificate = authority.issue_cert("notbefore.notbefore.svc")
+    certificate.private_key_pem.write_to_path(directory / "tls.key")
+    certificate.cert_chain_pems[0].write_to_path(directory / "tls.crt")
+
+
+def test_prometheus_reaches_the_agent_of_the_chart_over_tls(tmp_path: Path) -> None:
+    needs("curl")
+    chart = rendered(ACCESS["tls"])
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.crt")
-    certificate = authority.issue_cert("notbefore.notbefore.svc")
-    certificate.private_key_pem.write_to_path(web / "tls.key")
-    certificate.cert_chain_pems[0].write_to_path(web / "tls.crt")
+    agent = ChartAgent(chart, tmp_path)
+    write_web_config(agent.web, authority)
+    (endpoint,) = chart["PodMonitor", "notbefore"]["spec"]["podMetricsEndpoints"]
+    name = endpoint["tlsConfig"]["serverName"]
+    url = f"{endpoint['scheme']}://{name}:{agent.port}{endpoint['path']}"
+    resolve = f"{name}:{agent.port}:127.0.0.1"
+    curl = ("curl", "--silent", "--cacert", tmp_path / "ca.crt", "--resolve", resolve, url)
 
-    pod = chart["DaemonSet", "notbefore"]["spec"]["template"]["spec"]["containers"][0]
-    probes = [
-        pod[f"{name}Probe"]["exec"]["command"] for name in ("startup", "liveness", "readiness")
-    ]
+    with agent.running():
+        with_password = run(*curl, "--user", "prometheus:hunter2").stdout
+        without_password = run(*curl).stdout
 
-    def asked(command: list[str]) -> int:
-        words: list[str | Path] = [BIN / command[0], *command[1:-1], config]
-        assert command[-1] == "/etc/notbefore/notbefore.yml"
-        return run(*words).returncode
-
-    with Simulator() as imds:
-        order = [
-            "run",
-            str(config),
-            "--imds",
-            imds.endpoint,
-            "--state-dir",
-            str(tmp_path / "state"),
-        ]
-        agent = subprocess.Popen([BIN / "notbefore", *order], stdout=subprocess.DEVNULL)
-
-        def probed() -> bool:
-            assert agent.poll() is None
-            return [asked(probe) for probe in probes] == [0, 0, 0]
-
-        try:
-            eventually(probed, 240)  # seconds: each is a process
-
-            if access == "tls":
-                (endpoint,) = chart["PodMonitor", "notbefore"]["spec"]["podMetricsEndpoints"]
-                name = endpoint["tlsConfig"]["serverName"]
-                url = f"{endpoint['scheme']}://{name}:{port}{endpoint['path']}"
-                needs("curl")
-                host = f"{name}:{port}:127.0.0.1"
-                curl = ("curl", "--silent", "--cacert", tmp_path / "ca.crt", "--resolve", host, url)
-                assert "notbefore_build_info" in run(*curl, "--user", "prometheus:hunter2").stdout
-                assert "notbefore_build_info" not in run(*curl).stdout
-        finally:
-            agent.terminate()
-            agent.wait(30)
-
-    assert 0 not in [asked(probe) for probe in probes]
+    assert "notbefore_build_info" in with_password
+    assert "notbefore_build_info" not in without_password
+    assert 0 not in agent.probe()
 
 
-@pytest.mark.parametrize("name", ["notbefore", "notbefore-fleet"])
-def test_pods_run_without_privileges_and_match_their_selectors(name: str) -> None:
-    objects = rendered(ACCESS["open"]) if name == "notbefore" else fleet()
-    pods = pods_of(objects)
-    pod = pods["template"]["spec"]
-    (container,) = pods["template"]["spec"]["containers"]
+# ---- the pods of agents and fleet
 
+
+NAMES: Final = ("notbefore", "notbefore-fleet")
+
+
+def objects_of(name: str) -> Objects:
+    if name == "notbefore-fleet":
+        return fleet()
+    return rendered(ACCESS["open"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pods_run_without_privileges(name: str) -> None:
+    pod = pods_of(objects_of(name))["template"]["spec"]
+
+    (container,) = pod["containers"]
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-
-    user = "USER {runAsUser}:{runAsGroup}\n".format(**pod["securityContext"])
-    recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-
-    assert user in recipe
-    assert 'CMD ["notbefore", "health"]' in recipe
     assert pod["securityContext"]["runAsNonRoot"]
     assert not pod["automountServiceAccountToken"]
 
-    to_hand_over = HAND_OVER_PATIENCE if name == "notbefore-fleet" else 0
-    assert pod["terminationGracePeriodSeconds"] > to_hand_over + STOP_SECONDS + 5
 
-    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert mounted["state"] == str(default_state_dir())
+@pytest.mark.parametrize("name", NAMES)
+def test_pods_run_as_the_user_of_the_image(name: str) -> None:
+    context = pods_of(objects_of(name))["template"]["spec"]["securityContext"]
+    recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
+    assert f"USER {context['runAsUser']}:{context['runAsGroup']}\n" in recipe
+
+
+def test_image_checks_its_health_by_a_command() -> None:
+    recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+    assert 'CMD ["notbefore", "health"]' in recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [("notbefore", STOP_SECONDS), ("notbefore-fleet", HAND_OVER_PATIENCE + STOP_SECONDS)],
+)
+def test_pods_have_enough_time_to_stop(name: str, seconds: float) -> None:
+    pod = pods_of(objects_of(name))["template"]["spec"]
+
+    assert pod["terminationGracePeriodSeconds"] > seconds + 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pods_mount_the_default_state_directory(name: str) -> None:
+    (container,) = pods_of(objects_of(name))["template"]["spec"]["containers"]
+
+    paths = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert paths["state"] == str(default_state_dir())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_selectors_match_the_labels_of_the_pods(name: str) -> None:
+    objects = objects_of(name)
+
+    pods = pods_of(objects)
     labels = pods["selector"]["matchLabels"]
     assert labels.items() <= pods["template"]["metadata"]["labels"].items()
+    assert objects["PodMonitor", name]["spec"]["selector"]["matchLabels"] == labels
+    assert objects["NetworkPolicy", name]["spec"]["podSelector"]["matchLabels"] == labels
 
-    monitor = objects["PodMonitor", name]["spec"]
-    policy = objects["NetworkPolicy", name]["spec"]
 
-    assert monitor["selector"]["matchLabels"] == policy["podSelector"]["matchLabels"] == labels
+@pytest.mark.parametrize("name", NAMES)
+def test_monitor_and_policy_name_the_port_of_the_pods(name: str) -> None:
+    objects = objects_of(name)
 
-    port = container["ports"][0]
-    ports = [monitor["podMetricsEndpoints"][0]["port"], policy["ingress"][0]["ports"][0]["port"]]
-
-    assert ports == [port["name"], port["name"]]
-
+    port = pods_of(objects)["template"]["spec"]["containers"][0]["ports"][0]
+    (endpoint,) = objects["PodMonitor", name]["spec"]["podMetricsEndpoints"]
+    ingress = objects["NetworkPolicy", name]["spec"]["ingress"][0]
     config = yaml.safe_load(objects["ConfigMap", name]["data"]["notbefore.yml"])
+    assert endpoint["port"] == port["name"]
+    assert ingress["ports"][0]["port"] == port["name"]
     assert config["server"]["listen"] == f":{port['containerPort']}"
 
 
-def test_fleet_manifests_share_snapshots_and_pass_the_restricted_policy() -> None:
-    manifests = fleet()
-    name = "notbefore-fleet"
-    pods = manifests["Deployment", name]["spec"]
-    (container,) = pods["template"]["spec"]["containers"]
+# ---- the fleet
 
-    assert (
-        manifests["Namespace", name]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
-        == "restricted"
-    )
-    assert manifests["PodDisruptionBudget", name]["spec"]["selector"] == pods["selector"]
-    assert (
-        pods["template"]["spec"]["serviceAccountName"]
-        == manifests["ServiceAccount", name]["metadata"]["name"]
-    )
 
-    probed = {
-        container[f"{probe}Probe"]["httpGet"]["port"]
-        for probe in ("startup", "liveness", "readiness")
-    }
-    assert probed == {container["ports"][0]["name"]}
-    assert yaml.safe_load(manifests["ConfigMap", name]["data"]["notbefore.yml"])["fleet"][
-        "checkpoints"
-    ]
+FLEET: Final = "notbefore-fleet"
 
-    typed = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
-    assert set(re.findall(r"kubectl -n (\S+)", typed)) == {"notbefore", name}
-    assert set(re.findall(r"exec POD -- (\S+)", typed)) == {"notbefore"}, (
-        "there is little else in the image"
-    )
 
-    applied = re.findall(r"apply -f (config/\S+)", typed)
-    assert applied
-    assert all((ROOT / place).is_file() for place in applied)
+def test_namespace_of_the_fleet_enforces_the_restricted_policy() -> None:
+    labels = fleet()["Namespace", FLEET]["metadata"]["labels"]
+
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_disruption_budget_of_the_fleet_selects_its_pods() -> None:
+    objects = fleet()
+
+    selector = objects["PodDisruptionBudget", FLEET]["spec"]["selector"]
+    assert selector == pods_of(objects)["selector"]
+
+
+def test_pods_of_the_fleet_use_its_service_account() -> None:
+    objects = fleet()
+
+    account = objects["ServiceAccount", FLEET]["metadata"]["name"]
+    assert pods_of(objects)["template"]["spec"]["serviceAccountName"] == account
+
+
+def test_probes_of_the_fleet_name_the_port_of_its_pods() -> None:
+    (container,) = pods_of(fleet())["template"]["spec"]["containers"]
+
+    ports = [container[f"{probe}Probe"]["httpGet"]["port"] for probe in PROBES]
+    assert ports == [container["ports"][0]["name"]] * 3
+
+
+def test_instances_of_the_fleet_share_their_snapshots() -> None:
+    config = yaml.safe_load(fleet()["ConfigMap", FLEET]["data"]["notbefore.yml"])
+
+    assert config["fleet"]["checkpoints"]
+
+
+# ---- the commands in the documents
+
+
+@pytest.fixture(scope="module")
+def documents() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_documents_use_the_namespaces_of_the_manifests(documents: str) -> None:
+    assert set(re.findall(r"kubectl -n (\S+)", documents)) == {"notbefore", FLEET}
+
+
+def test_documents_run_only_the_command_that_the_image_has(documents: str) -> None:
+    assert set(re.findall(r"exec POD -- (\S+)", documents)) == {"notbefore"}
+
+
+def test_documents_apply_files_of_the_repository(documents: str) -> None:
+    files = re.findall(r"apply -f (config/\S+)", documents)
+
+    assert files != []
+    assert [file for file in files if not (ROOT / file).is_file()] == []
