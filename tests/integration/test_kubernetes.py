@@ -391,8 +391,8 @@ class ChartAgent:
     def running(self) -> Iterator[None]:
         """Run the agent; wait until all probes succeed."""
         with Simulator() as imds:
-            options = ["--imds", imds.endpoint, "--state-dir", self._state]
-            command = [BIN / "notbefore", "run", self._config, *options]
+            options = ["--imds", imds.endpoint, "--state-dir", str(self._state)]
+            command: list[str | Path] = [BIN / "notbefore", "run", self._config, *options]
             with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
                 try:
                     eventually(lambda: self.probe() == [0, 0, 0] or process.poll() is not None, 240)

@@ -1,6 +1,4 @@
-"""Access to the listener: TLS, client certificates, passwords and host names; curl, Python and a
-thousand slow clients ask.
-"""
+"""Access to the listener: TLS, client certificates, passwords and host names."""
 
 import base64
 import gc
@@ -12,13 +10,15 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import bcrypt
 import pytest
@@ -51,60 +51,65 @@ HASHES = {
     "prometheus": bcrypt.hashpw(b"correct horse", bcrypt.gensalt(4)).decode(),
     "browser": bcrypt.hashpw("größer".encode(), bcrypt.gensalt(6)).decode(),
 }
-TLS = "tls_server_config: {cert_file: cert.pem, key_file: key.pem, %s}"
 DEFAULTS: dict[str, str] = {}
 
 
 class Place:
     """A directory with certificates and a web configuration."""
 
-    def __init__(self, at: Path) -> None:
-        self.at = at
-        self.file = at / "web.yml"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.file = directory / "web.yml"
         self.server_ca = trustme.CA()
         self.client_ca = trustme.CA()
-        self.certify()
-        self.client_ca.cert_pem.write_to_path(at / "clients.pem")
-        self.server_ca.cert_pem.write_to_path(at / "ca.pem")
-        locked = serialization.load_pem_private_key(
-            (at / "key.pem").read_bytes(), None
-        ).private_bytes(
+        self.certify("localhost", "127.0.0.1")
+        self.server_ca.cert_pem.write_to_path(directory / "ca.pem")
+        self.client_ca.cert_pem.write_to_path(directory / "clients.pem")
+        client = self.client_ca.issue_cert("scraper")
+        client.private_key_and_cert_chain_pem.write_to_path(directory / "client.pem")
+        self._write_encrypted_key()
+
+    def _write_encrypted_key(self) -> None:
+        key = serialization.load_pem_private_key((self.directory / "key.pem").read_bytes(), None)
+        encrypted = key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.BestAvailableEncryption(b"nobody types this"),
         )
-        (at / "locked.pem").write_bytes(locked)
-        client = self.client_ca.issue_cert("scraper")
-        client.private_key_and_cert_chain_pem.write_to_path(at / "client.pem")
+        (self.directory / "encrypted.pem").write_bytes(encrypted)
 
     def certify(self, *names: str) -> None:
-        """A new certificate for the server."""
-        cert = self.server_ca.issue_cert(*(names or ("localhost", "127.0.0.1")))
-        for name, pem in (("cert.pem", cert.cert_chain_pems[0]), ("key.pem", cert.private_key_pem)):
-            pem.write_to_path(self.at / f"{name}.new")
-            (self.at / f"{name}.new").replace(self.at / name)
+        """Give the server a new certificate for these names."""
+        certificate = self.server_ca.issue_cert(*names)
+        self._replace("cert.pem", certificate.cert_chain_pems[0].bytes())
+        self._replace("key.pem", certificate.private_key_pem.bytes())
+
+    def _replace(self, name: str, content: bytes) -> None:
+        new = self.directory / f"{name}.new"
+        new.write_bytes(content)
+        new.replace(self.directory / name)
 
     def write(
         self,
         *,
         users: dict[str, str] | None = None,
         tls: dict[str, Any] | None = DEFAULTS,
-        **more: Any,
     ) -> str:
-        values = dict(more)
+        """Write the web configuration; return its path."""
+        values: dict[str, Any] = {}
         if tls is not None:
             values["tls_server_config"] = {"cert_file": "cert.pem", "key_file": "key.pem", **tls}
         if users:
             values["basic_auth_users"] = users
-        self.file.with_suffix(".new").write_text(yaml.safe_dump(values), encoding="utf-8")
-        self.file.with_suffix(".new").replace(self.file)
+        self._replace(self.file.name, yaml.safe_dump(values).encode())
         return str(self.file)
 
     def client(self, *, certificate: bool = False) -> ssl.SSLContext:
+        """Return the settings of a client that trusts the server."""
         context = ssl.create_default_context()
         self.server_ca.configure_trust(context)
         if certificate:
-            context.load_cert_chain(self.at / "client.pem")
+            context.load_cert_chain(self.directory / "client.pem")
         return context
 
 
@@ -118,6 +123,7 @@ def basic(user: str, password: str) -> str:
 
 
 GOOD = basic("prometheus", "correct horse")
+BROWSER = basic("browser", "größer")
 WRONG = basic("prometheus", "wrong")
 
 
@@ -134,38 +140,41 @@ def with_passwords(place: Place) -> Iterator[HttpServer]:
 
 
 def trust(place: Place) -> tuple[str, str]:
-    return "--cacert", str(place.at / "ca.pem")
+    """Return the option with which curl trusts the server."""
+    return "--cacert", str(place.directory / "ca.pem")
 
 
 def test_curl_gets_metrics_over_tls_with_a_password(
     place: Place, with_passwords: HttpServer
 ) -> None:
-    done = curl(with_passwords, "/metrics", *trust(place), "-u", "prometheus:correct horse")
+    result = curl(with_passwords, "/metrics", *trust(place), "-u", "prometheus:correct horse")
 
     assert with_passwords.url.startswith("https://")
-    assert done.stdout.encode() == METRICS
-    assert done.stderr == ""
+    assert result.stdout.encode() == METRICS
+    assert result.stderr == ""
 
 
 def test_curl_without_a_password_gets_an_error(place: Place, with_passwords: HttpServer) -> None:
-    done = curl(with_passwords, "/metrics", *trust(place))
+    result = curl(with_passwords, "/metrics", *trust(place))
 
-    assert done.stdout == '{"error":"a user and a password are required"}'
+    assert result.stdout == '{"error":"a user and a password are required"}'
 
 
 def test_curl_does_not_trust_an_unknown_authority(with_passwords: HttpServer) -> None:
-    done = curl(with_passwords, "/metrics")
+    result = curl(with_passwords, "/metrics")
 
-    assert "SSL certificate problem" in done.stderr
+    assert "SSL certificate problem" in result.stderr
 
 
 @pytest.mark.parametrize(("version", "exit_code"), [("1.1", 35), ("1.2", 0), ("1.3", 0)])
 def test_listener_accepts_tls_1_2_and_later(
     place: Place, with_passwords: HttpServer, version: str, exit_code: int
 ) -> None:
-    done = curl(with_passwords, "/healthz", *trust(place), f"--tlsv{version}", "--tls-max", version)
+    versions = (f"--tlsv{version}", "--tls-max", version)
 
-    assert done.returncode == exit_code, done.stderr
+    result = curl(with_passwords, "/healthz", *trust(place), *versions)
+
+    assert result.returncode == exit_code, result.stderr
 
 
 @pytest.fixture
@@ -195,7 +204,7 @@ def test_client_with_a_certificate_of_another_authority_is_refused(
     place: Place, with_client_certificates: HttpServer
 ) -> None:
     stranger = place.client()
-    stranger.load_cert_chain(place.at / "cert.pem", place.at / "key.pem")
+    stranger.load_cert_chain(place.directory / "cert.pem", place.directory / "key.pem")
 
     with pytest.raises((ssl.SSLError, ConnectionError)):
         ask(with_client_certificates, "/healthz", stranger)
@@ -204,21 +213,28 @@ def test_client_with_a_certificate_of_another_authority_is_refused(
 LONG = os.urandom(12_000_000)  # more than the kernel takes for a client that does not read
 
 
-def test_slow_reader_gets_a_long_answer_whole_over_tls(place: Place) -> None:
+def test_slow_reader_gets_each_answer_whole_over_tls(place: Place) -> None:
     with serving(place.write(), view=StubView(LONG)) as server, ExitStack() as stack:
-        tls = shaken(place.client(), server, stack)
-        # a request in one record, and one more byte by byte: each is answered, in order
-        tls.sendall(REQUEST % (b"metrics", b""))
+        tls = connected_over_tls(place.client(), server, stack)
+
+        tls.sendall(REQUEST % (b"metrics", b""))  # in one record
         for byte in REQUEST % (b"api/v1/events", b"Connection: close\r\n"):
             tls.sendall(bytes([byte]))
-
-        assert ask(server, "/healthz", place.client())[0] == 200  # others do not wait for it
-
         answers = read_all(tls)  # raises at an end without a close of TLS
 
-        assert answers.count(b"HTTP/1.1 200 OK") == 2
-        assert LONG in answers
-        assert answers.endswith(json_line(NOTHING_PENDING))
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
+    assert LONG in answers
+    assert answers.endswith(json_line(NOTHING_PENDING))
+
+
+def test_slow_reader_over_tls_does_not_delay_others(place: Place) -> None:
+    with serving(place.write(), view=StubView(LONG)) as server, ExitStack() as stack:
+        tls = connected_over_tls(place.client(), server, stack)
+        tls.sendall(REQUEST % (b"metrics", b""))
+
+        status, _, _ = ask(server, "/healthz", place.client())
+
+    assert status == 200
 
 
 def test_unfinished_handshake_is_closed_at_its_timeout(
@@ -229,193 +245,284 @@ def test_unfinished_handshake_is_closed_at_its_timeout(
         serving(place.write()) as server,
         socket.create_connection(server.address, timeout=20) as client,
     ):
-        for byte in hello(place):
+        for byte in client_hello(place):
             try:
                 client.sendall(bytes([byte]))
             except OSError:
-                return  # closed while it dripped
-            time.sleep(0.05)  # the drip itself
-        pytest.fail("it took every byte of a handshake that lasted many times as long as it may")
+                return  # the server has closed the connection
+            time.sleep(0.05)  # the client is slow
+        pytest.fail("the server waited for the whole handshake")
 
 
-def hello(place: Place) -> bytes:
-    """How a client begins."""
+def client_hello(place: Place) -> bytes:
+    """Return the first bytes that a client sends."""
     sent = ssl.MemoryBIO()
+    client = place.client().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
     with suppress(ssl.SSLWantReadError):
-        place.client().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+        client.do_handshake()
     return sent.read()
 
 
-def shaken(context: ssl.SSLContext, server: HttpServer, stack: ExitStack) -> ssl.SSLSocket:
-    """A connection that has shaken hands."""
+def connected_over_tls(
+    context: ssl.SSLContext, server: HttpServer, stack: ExitStack
+) -> ssl.SSLSocket:
+    """Return a connection that has finished its handshake."""
     raw = stack.enter_context(socket.create_connection(server.address, timeout=20))
     tls = context.wrap_socket(raw, server_hostname="localhost", suppress_ragged_eofs=False)
     return stack.enter_context(tls)
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("begun", [False, True])
-def test_thousand_unfinished_handshakes_do_not_delay_a_scrape(place: Place, begun: bool) -> None:
-    begin = hello(place) if begun else b""
+@pytest.mark.parametrize("has_begun", [False, True], ids=["silent", "begun"])
+def test_thousand_unfinished_handshakes_do_not_delay_a_scrape(
+    place: Place, *, has_begun: bool
+) -> None:
+    hello = client_hello(place) if has_begun else b""
     scraper = place.client()
     with serving(place.write()) as server, ExitStack() as stack:
         for number, client in enumerate(connected(server, stack, 1000)):
-            with suppress(OSError):  # it was closed for a newer one
-                client.sendall(begin if number % 4 else begin[:100])
-        with dripping([shaken(scraper, server, stack) for _ in range(50)]):
+            beginning = hello
+            if number % 4 == 0:
+                beginning = hello[:100]
+            with suppress(OSError):  # the server has closed it for a newer connection
+                client.sendall(beginning)
+        slow_clients = [connected_over_tls(scraper, server, stack) for _ in range(50)]
+        with dripping(slow_clients):
             for _ in range(10):
-                asked = time.monotonic()
-                assert ask(server, "/metrics", scraper)[2] == METRICS
-                assert time.monotonic() - asked < 1.0
+                started = time.monotonic()
+                _, _, body = ask(server, "/metrics", scraper)
 
-            # each holds 45 KiB or more
-            assert sum(isinstance(one, ssl.SSLSocket) for one in gc.get_objects()) < 300
+                assert body == METRICS
+                assert time.monotonic() - started < 1.0
 
-
-def served_name(server: HttpServer, place: Place) -> list[str]:
-    with socket.create_connection(server.address, timeout=20) as raw:
-        context = place.client()
-        context.check_hostname = False
-        with context.wrap_socket(raw) as tls:
-            certificate: Any = tls.getpeercert()
-            return [name for kind, name in certificate["subjectAltName"] if kind == "DNS"]
+            sockets = [tls for tls in gc.get_objects() if isinstance(tls, ssl.SSLSocket)]
+            assert len(sockets) < 300  # each needs 45 KiB or more
 
 
-def test_renewed_certificate_is_used_for_the_next_handshake(place: Place) -> None:
-    try:
-        with serving(place.write()) as server:
-            assert served_name(server, place) == ["localhost"]
-
-            kept = http.client.HTTPSConnection(
-                "127.0.0.1", server.address[1], context=place.client(), timeout=20
-            )
-            kept.request("GET", "/metrics")
-            kept.getresponse().read()
-            (place.at / "cert.pem").unlink()  # by a tool that does not replace it at once
-
-            assert served_name(server, place) == ["localhost"]
-
-            place.certify("renewed.example.org")
-            assert served_name(server, place) == ["renewed.example.org"]
-
-            kept.request("GET", "/metrics")  # what has shaken hands goes on
-            assert kept.getresponse().read() == METRICS
-
-            kept.close()
-            place.file.write_text("{", encoding="utf-8")
-
-            assert served_name(server, place) == ["renewed.example.org"]
-    finally:
-        place.certify()
+def served_names(server: HttpServer, place: Place) -> list[str]:
+    """Return the names in the certificate that the server presents."""
+    context = place.client()
+    context.check_hostname = False
+    with (
+        socket.create_connection(server.address, timeout=20) as raw,
+        context.wrap_socket(raw) as tls,
+    ):
+        certificate: Any = tls.getpeercert()
+        return [name for kind, name in certificate["subjectAltName"] if kind == "DNS"]
 
 
-def test_web_config_that_is_wrong_or_removes_passwords_is_not_applied(
-    place: Place, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def renewable(tmp_path: Path) -> Place:
+    """A place of the test's own, whose certificate it may replace."""
+    return Place(tmp_path)
+
+
+def test_renewed_certificate_is_used_for_the_next_handshake(renewable: Place) -> None:
+    with serving(renewable.write()) as server:
+        assert served_names(server, renewable) == ["localhost"]
+
+        # some tools remove the old certificate some time before they write the new one
+        (renewable.directory / "cert.pem").unlink()
+
+        assert served_names(server, renewable) == ["localhost"]
+
+        renewable.certify("renewed.example.org")
+
+        assert served_names(server, renewable) == ["renewed.example.org"]
+
+
+def test_renewed_certificate_stays_when_the_web_config_is_unreadable(renewable: Place) -> None:
+    with serving(renewable.write()) as server:
+        renewable.certify("renewed.example.org")
+        assert served_names(server, renewable) == ["renewed.example.org"]
+
+        renewable.file.write_text("{", encoding="utf-8")
+
+        assert served_names(server, renewable) == ["renewed.example.org"]
+
+
+def test_connection_outlives_the_certificate_of_its_handshake(renewable: Place) -> None:
+    with serving(renewable.write()) as server:
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", server.address[1], context=renewable.client(), timeout=20
+        )
+        with closing(connection):
+            connection.request("GET", "/metrics")
+            connection.getresponse().read()
+            renewable.certify("renewed.example.org")
+            assert served_names(server, renewable) == ["renewed.example.org"]
+
+            connection.request("GET", "/metrics")
+
+            assert connection.getresponse().read() == METRICS
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param("basic_auth_user: {}", "did you mean 'basic_auth_users'?", id="wrong key"),
+        pytest.param("", "remove passwords", id="without passwords"),
+        pytest.param("{", "not YAML", id="not YAML"),
+        pytest.param("a: !!bool x", "tags (!name) are not supported", id="tag"),
+    ],
+)
+def test_new_web_config_that_is_wrong_is_refused_and_logged_once(
+    place: Place, caplog: pytest.LogCaptureFixture, text: str, reason: str
 ) -> None:
-    path = place.write(users={"prometheus": HASHES["prometheus"]}, tls=None)
+    path = place.write(users=HASHES, tls=None)
     with serving(path) as server:
+        ask(server, "/metrics", Authorization=GOOD)
+
+        Path(path).write_text(text, encoding="utf-8")
+        without_password, _, _ = ask(server, "/metrics")
+        with_password, _, _ = ask(server, "/metrics", Authorization=GOOD)
+
+    assert without_password == 401
+    assert with_password == 200
+    assert reason in caplog.text
+    assert caplog.text.count("the old one stays") == 1
+
+
+def test_changed_password_replaces_the_old_one(place: Place) -> None:
+    users = {"prometheus": HASHES["prometheus"]}
+    with serving(place.write(users=users, tls=None)) as server:
         assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
 
-        for text, why in (
-            ("basic_auth_user: {}", "did you mean 'basic_auth_users'?"),
-            ("", "remove passwords"),
-            ("{", "not YAML"),
-            ("a: !!bool x", "tags (!name) are not supported"),
-        ):
-            Path(path).write_text(text, encoding="utf-8")
-            assert ask(server, "/metrics")[0] == 401
-            assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
-            assert why in caplog.text
-        assert caplog.text.count("the old one stays") == 4  # said once each, not with each request
+        new_users = {"prometheus": HASHES["browser"], "browser": HASHES["browser"]}
+        place.write(users=new_users, tls=None)
 
-        place.write(users={"prometheus": HASHES["browser"], "browser": HASHES["browser"]}, tls=None)
-        assert ask(server, "/metrics", Authorization=GOOD)[0] == 401  # though it was right before
-        assert ask(server, "/metrics", Authorization=basic("browser", "größer"))[0] == 200
-
-        place.write(users={"browser": HASHES["browser"]})  # and TLS may be added
-        assert (
-            ask(server, "/metrics", place.client(), Authorization=basic("browser", "größer"))[0]
-            == 200
-        )
+        assert ask(server, "/metrics", Authorization=GOOD)[0] == 401
+        assert ask(server, "/metrics", Authorization=BROWSER)[0] == 200
 
 
-def test_web_config_is_applied_once_its_certificate_exists(
-    place: Place,
-) -> None:
-    with serving(place.write()) as server:
-        place.write(tls={"cert_file": "late.pem", "min_version": "TLS13"})
-        old = place.client()
-        old.maximum_version = ssl.TLSVersion.TLSv1_2
+def test_tls_may_be_added_to_the_web_config(place: Place) -> None:
+    with serving(place.write(users=HASHES, tls=None)) as server:
+        assert ask(server, "/metrics", Authorization=BROWSER)[0] == 200
 
-        assert ask(server, "/metrics", old)[0] == 200
+        place.write(users=HASHES)
 
-        shutil.copy(place.at / "cert.pem", place.at / "late.pem")
-        assert ask(server, "/metrics", place.client())[0] == 200
+        assert ask(server, "/metrics", place.client(), Authorization=BROWSER)[0] == 200
+
+
+def test_web_config_is_applied_once_its_certificate_exists(renewable: Place) -> None:
+    old_client = renewable.client()
+    old_client.maximum_version = ssl.TLSVersion.TLSv1_2
+    with serving(renewable.write()) as server:
+        renewable.write(tls={"cert_file": "late.pem", "min_version": "TLS13"})
+
+        assert ask(server, "/metrics", old_client)[0] == 200
+
+        shutil.copy(renewable.directory / "cert.pem", renewable.directory / "late.pem")
+
+        assert ask(server, "/metrics", renewable.client())[0] == 200
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            ask(server, "/metrics", old)
+            ask(server, "/metrics", old_client)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
+        pytest.param(
             "tls_server_config:\n  cert_files: x",
-            (
-                ":2: tls_server_config.cert_files: there is no such key here: did you mean"
-                " 'cert_file'?"
-            ),
+            ":2: tls_server_config.cert_files: there is no such key here: did you mean"
+            " 'cert_file'?",
+            id="unknown key",
         ),
-        (
+        pytest.param(
             "tls_server_config: {cert_file: cert.pem, key_file: none.pem}",
             "tls_server_config.key_file: ",
+            id="missing file",
         ),
-        ("tls_server_config: {cert_file: cert.pem, key_file: client.pem}", "mismatch"),
-        ("tls_server_config: {cert_file: c, key_file: k, client_ca_file: x}", "need each other"),
-        (
-            TLS % "client_ca_file: key.pem, client_auth_type: RequireAndVerifyClientCert",
+        pytest.param(
+            "tls_server_config: {cert_file: cert.pem, key_file: client.pem}",
+            "mismatch",
+            id="key of another certificate",
+        ),
+        pytest.param(
+            "tls_server_config: {cert_file: c, key_file: k, client_ca_file: x}",
+            "need each other",
+            id="authority without a type",
+        ),
+        pytest.param(
+            "tls_server_config: {cert_file: cert.pem, key_file: key.pem, client_ca_file: key.pem,"
+            " client_auth_type: RequireAndVerifyClientCert}",
             "_config.client_ca_file: ",
+            id="key as authority",
         ),
-        ("tls_server_config: {cert_file: cert.pem, key_file: locked.pem}", "the key is encrypted"),
-        (
+        pytest.param(
+            "tls_server_config: {cert_file: cert.pem, key_file: encrypted.pem}",
+            "the key is encrypted",
+            id="encrypted key",
+        ),
+        pytest.param(
             'tls_server_config: {cert_file: "c\\0", key_file: key.pem}',
             "tls_server_config.cert_file",
+            id="NUL in a path",
         ),
-        ("basic_auth_users: {bob: hunter2}", "basic_auth_users.bob: expected a bcrypt hash"),
-        (
+        pytest.param(
+            "basic_auth_users: {bob: hunter2}",
+            "basic_auth_users.bob: expected a bcrypt hash",
+            id="password",
+        ),
+        pytest.param(
             "basic_auth_users: {bob: $2b$10$" + "." * 21 + "z" + "." * 31 + "}",
             "basic_auth_users.bob: expected a bcrypt",
+            id="impossible hash",
         ),
-        ("basic_auth_users: {bob:hunter2}", "basic_auth_users.bob: a blank is missing"),
-        ("basic_auth_users: {'bob:hunter2': x}", "basic_auth_users.bob: expected a bcrypt hash"),
-        ("basic_auth_users: {bob=hunter2: x}", "basic_auth_users.bob: expected a bcrypt hash"),
-        (
+        pytest.param(
+            "basic_auth_users: {bob:hunter2}",
+            "basic_auth_users.bob: a blank is missing",
+            id="no blank after the user",
+        ),
+        pytest.param(
+            "basic_auth_users: {'bob:hunter2': x}",
+            "basic_auth_users.bob: expected a bcrypt hash",
+            id="password after a colon in the key",
+        ),
+        pytest.param(
+            "basic_auth_users: {bob=hunter2: x}",
+            "basic_auth_users.bob: expected a bcrypt hash",
+            id="password after an equals sign in the key",
+        ),
+        pytest.param(
             "basic_auth_users: {'bob:hunter2': $2b$10$" + "." * 22 + "a" * 31 + "}",
             "'bob' begins no valid",
+            id="colon in a user",
         ),
-        ("basic_auth_users: {bob: $2y$31$" + "a" * 53 + "}", "cost 4 to 14"),
+        pytest.param(
+            "basic_auth_users: {bob: $2y$31$" + "a" * 53 + "}", "cost 4 to 14", id="cost of a hash"
+        ),
     ],
 )
 def test_mistake_in_the_web_config_is_named_with_its_place(
     place: Place, text: str, expected: str
 ) -> None:
-    path = place.at / "wrong.yml"
-
+    path = place.directory / "wrong.yml"
     path.write_text(text + "\n", encoding="utf-8")
 
     with pytest.raises(ConfigError) as caught:
         Access(Server(web_config_file=str(path)))
-    assert str(caught.value).startswith(str(path))
-    assert expected in re.sub(r"(yml:\d+):\d+", r"\1", str(caught.value))
-    assert "hunter2" not in str(caught.value)
+
+    error = str(caught.value)
+    without_columns = re.sub(r"(yml:\d+):\d+", r"\1", error)
+    assert error.startswith(str(path))
+    assert expected in without_columns
+    assert "hunter2" not in error
 
 
 def test_missing_bcrypt_is_named_with_the_extra_to_install(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "bcrypt", None)
+    monkeypatch.setitem(sys.modules, "bcrypt", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'azure-notbefore\[web\]'"):
         Access(Server(web_config_file=place.write(users=HASHES)))
+
+
+def test_bcrypt_is_not_needed_without_passwords(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bcrypt", None)
 
     Access(Server(web_config_file=place.write()))
 
@@ -498,31 +605,44 @@ def test_probe_without_a_password_gets_no_reasons(place: Place, path: str) -> No
     view.verdict = CheckResult(ok=True, reasons=("the state is in /secret",))
     with serving(place.write(users=HASHES, tls=None), view=view) as server:
         status, _, body = ask(server, path)
-        assert status == 200
-        assert body == b'{"status":"ok","reasons":[]}'
 
-        assert ask(server, path, Authorization=basic("prometheus", "x"))[0] == 401
+    assert status == 200
+    assert body == b'{"status":"ok","reasons":[]}'
 
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_probe_with_a_password_gets_the_reasons(place: Place, path: str) -> None:
+    view = StubView()
+    view.verdict = CheckResult(ok=True, reasons=("the state is in /secret",))
+    with serving(place.write(users=HASHES, tls=None), view=view) as server:
         _, _, body = ask(server, path, Authorization=GOOD)
-        assert json.loads(body)["reasons"] == ["the state is in /secret"]
+
+    assert json.loads(body)["reasons"] == ["the state is in /secret"]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_probe_with_a_wrong_password_is_refused(without_tls: HttpServer, path: str) -> None:
+    status, _, _ = ask(without_tls, path, Authorization=WRONG)
+
+    assert status == 401
 
 
 @contextmanager
-def held_passwords(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Comparing the password `wrong` lasts until the end; the event says that it has begun."""
-    held = threading.Event()
+def slow_comparison(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Compare the password `wrong` until the end; the event is set when a comparison begins."""
+    comparing = threading.Event()
     release = threading.Event()
-    compute = WebConfig.password_fits
+    password_fits = WebConfig.password_fits
 
-    def slow(config: WebConfig, user: str, password: bytes) -> bool:
+    def compare(config: WebConfig, user: str, password: bytes) -> bool:
         if password == b"wrong":
-            held.set()
+            comparing.set()
             release.wait(20)
-        return compute(config, user, password)
+        return password_fits(config, user, password)
 
-    monkeypatch.setattr(WebConfig, "password_fits", slow)
+    monkeypatch.setattr(WebConfig, "password_fits", compare)
     try:
-        yield held
+        yield comparing
     finally:
         release.set()
 
@@ -533,40 +653,52 @@ def test_wrong_passwords_do_not_delay_clients_with_a_known_password(
     with (
         serving(place.write(users=HASHES, tls=None)) as server,
         ThreadPoolExecutor(8) as pool,
-        held_passwords(monkeypatch) as held,
+        slow_comparison(monkeypatch) as comparing,
     ):
-        assert ask(server, "/metrics", Authorization=GOOD)[0] == 200
+        assert ask(server, "/metrics", Authorization=GOOD)[0] == 200  # now it is known
 
-        asking = [pool.submit(ask, server, "/metrics", Authorization=WRONG) for _ in range(8)]
+        for _ in range(8):
+            pool.submit(ask, server, "/metrics", Authorization=WRONG)
+        assert comparing.wait(20)
 
-        assert held.wait(20)
         for path in ("/metrics", "/", "/api/v1/events"):
             assert ask(server, path, Authorization=GOOD)[0] == 200
         assert ask(server, "/healthz")[0] == 200
         assert ask(server, "/metrics", Authorization="Basic !!!")[0] == 401
-        # one is being compared, the others are sent away
-        eventually(lambda: sum(request.done() for request in asking) == 7)
-
-        refused = [request.result()[:2] for request in asking if request.done()]
-        assert {(status, headers["Retry-After"]) for status, headers in refused} == {(429, "1")}
 
 
-def test_unknown_user_costs_as_much_as_a_wrong_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = []
-    check = bcrypt.checkpw
+def test_passwords_are_compared_one_at_a_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        serving(place.write(users=HASHES, tls=None)) as server,
+        ThreadPoolExecutor(8) as pool,
+        slow_comparison(monkeypatch),
+    ):
+        requests = [pool.submit(ask, server, "/metrics", Authorization=WRONG) for _ in range(8)]
 
-    def watched(password: bytes, hashed: bytes) -> bool:
-        compared.append(hashed[:7])
-        return check(password, hashed)
+        eventually(lambda: sum(request.done() for request in requests) == 7)
 
-    monkeypatch.setattr(bcrypt, "checkpw", watched)
+        for request in requests:
+            if request.done():
+                status, headers, _ = request.result()
+                assert status == 429
+                assert headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize("user", ["browser", "nobody"])
+def test_unknown_user_costs_as_much_as_a_wrong_password(
+    monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    check = Mock(side_effect=bcrypt.checkpw)
+    monkeypatch.setattr(bcrypt, "checkpw", check)
     config = WebConfig(basic_auth_users=HASHES)
 
-    assert [config.password_fits(user, b"wrong") for user in ("browser", "nobody")] == [
-        False,
-        False,
-    ]
-    assert compared == [b"$2b$06$", b"$2b$06$"]
+    assert not config.password_fits(user, b"wrong")
+
+    (call,) = check.call_args_list
+    _, hashed = call.args
+    assert hashed.startswith(b"$2b$06$")  # the most expensive of the users
 
 
 @pytest.fixture(scope="module")
@@ -646,7 +778,10 @@ def test_public_listener_warns_of_what_is_missing(
     tls: dict[str, Any] | None,
     warning: str,
 ) -> None:
-    context = None if tls is None else place.client()
+    context = None
+    if tls is not None:
+        context = place.client()
+
     with serving(place.write(users=users, tls=tls), listen) as server:
         assert ask(server, "/healthz", context)[0] == 200
 
