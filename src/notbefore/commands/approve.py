@@ -42,9 +42,16 @@ SCOPE_WORDS: Final = {
 UNKNOWN_SCOPE: Final = ScopeWords("perhaps this", ", perhaps this one")  # this VM has no name yet
 
 
-def add_arguments(parser: argparse.ArgumentParser, owner: str = "the agent") -> None:
-    """Add the event, the confirmation, the record, and the state directory of the owner."""
-    parser.add_argument("event_id", metavar="EVENT_ID", help="see `notbefore events`")
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    owner: str = "the agent",
+    listing: str = "notbefore events",
+) -> None:
+    """Add the event, the confirmation, the record, and the state directory of the owner.
+
+    ``listing``: the command that shows the events.
+    """
+    parser.add_argument("event_id", metavar="EVENT_ID", help=f"see `{listing}`")
     parser.add_argument(
         "--yes", action="store_true", help="approve without asking for confirmation"
     )

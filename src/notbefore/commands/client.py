@@ -21,12 +21,12 @@ from notbefore.web.access import load_web_config
 TIMEOUT: Final = 10.0  # seconds
 BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 END: Final = "-----END CERTIFICATE-----"
-ADDRESS: Final = {  # option -> metavar, help
-    "--url": ("URL", "the address of the agent, http://HOST:PORT or https://HOST:PORT"),
-    "--ca-file": ("FILE", "the certificate authority of the agent's certificate (PEM)"),
-    "--cert-file": ("FILE", "the client certificate for the agent (PEM)"),
+ADDRESS: Final = {  # option -> metavar, help; {owner} is the agent, or an instance of a fleet
+    "--url": ("URL", "the address of {owner}, http://HOST:PORT or https://HOST:PORT"),
+    "--ca-file": ("FILE", "the certificate authority of {owner}'s certificate (PEM)"),
+    "--cert-file": ("FILE", "the client certificate for {owner} (PEM)"),
     "--key-file": ("FILE", "the key of --cert-file, if it is not in the same file"),
-    "--user": ("NAME", "the user, for an agent that requires a password"),
+    "--user": ("NAME", "the user, if {owner} requires a password"),
     "--password-file": ("FILE", "a file that contains the password"),
 }
 
@@ -149,16 +149,16 @@ def _fingerprint(path: Path) -> str:
     return hashlib.sha256(certificate).hexdigest()
 
 
-def add_agent(parser: argparse.ArgumentParser) -> None:
+def add_agent(parser: argparse.ArgumentParser, owner: str = "the agent") -> None:
     """Add the options that ``agent_client`` reads: CONFIG, and those of ``add_address``."""
-    add_config_file(parser, "the configuration that names the address")
-    add_address(parser)
+    add_config_file(parser, f"the configuration of {owner}, which names its address")
+    add_address(parser, owner)
 
 
-def add_address(parser: argparse.ArgumentParser) -> None:
+def add_address(parser: argparse.ArgumentParser, owner: str = "the agent") -> None:
     """Add ``--url``, certificates, user and password."""
     for option, (value, text) in ADDRESS.items():
-        parser.add_argument(option, metavar=value, help=text)
+        parser.add_argument(option, metavar=value, help=text.format(owner=owner))
 
 
 def agent_client(options: argparse.Namespace) -> AgentClient:

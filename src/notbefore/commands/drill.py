@@ -98,9 +98,9 @@ class DrillReport(Struct, frozen=True):
     still_open: list[str]  # a person has to close the alert or incident
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, owner: str = "the agent") -> None:
     """Add the configuration, the sink, the scenario, and the time to wait."""
-    add_config_file(parser, "the YAML file that the running agent has read")
+    add_config_file(parser, f"the YAML file that {owner} has read")
     parser.add_argument(
         "--sink", metavar="NAME", help="send to this sink only, and ignore the routes"
     )
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-dir",
         metavar="DIR",
-        help="the state directory of the agent, whatever the configuration says",
+        help=f"the state directory of {owner}, whatever the configuration says",
     )
     parser.add_argument(
         "--wait",

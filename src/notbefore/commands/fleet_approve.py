@@ -13,7 +13,7 @@ from notbefore.commands.options import load_configuration, state_directory
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``notbefore approve``."""
-    approve.add_arguments(parser, "an instance of `notbefore fleet`")
+    approve.add_arguments(parser, "an instance of `notbefore fleet`", "notbefore events --fleet")
 
 
 def run(options: argparse.Namespace) -> int:

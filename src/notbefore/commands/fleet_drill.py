@@ -24,7 +24,7 @@ FACTS: Final = FleetFacts(fleet_events=1, fleet_vms=1, fleet_reported_by=1)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``notbefore drill``, and the place of the exercise."""
-    drill.add_arguments(parser)
+    drill.add_arguments(parser, "the instance")
     parser.add_argument(
         "--match",
         action="append",

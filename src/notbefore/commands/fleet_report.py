@@ -38,6 +38,7 @@ IN_TABLE: Final = (
 )
 WITH_AZURE: Final = ("azure_notice_median", "azure_short_notice", "known_by_azure", "known_by_vms")
 """Further columns of the table, if Azure itself has reported an event."""
+SEVERAL: Final = "--url may name several instances, separated by commas."
 LEGEND: Final = """\
 Notice and interruption are per affected VM; short notice: less than nine tenths of the promise.
 As far as known: not every VM has reported the end of these events.
@@ -52,9 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the instances, the start time, the columns, and the form of the output.
 
     Each instance knows only the events of its partitions. So ``--url`` may name several instances,
-    separated by commas, and all addresses of a host name are asked.
+    separated by commas, and the command asks all addresses of a host name.
     """
-    add_agent(parser)
+    parser.description = f"{parser.description} {SEVERAL}"
+    add_agent(parser, "the instance")
     parser.add_argument(
         "--since",
         default="90d",

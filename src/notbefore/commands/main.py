@@ -27,7 +27,7 @@ DESCRIPTION: Final = (
 EXIT_CODES: Final = """\
 Exit codes: 0 done · 1 it failed while running (no agent answers, for example) · 2 the command line
 or the configuration is wrong · 3 it cannot start (address in use, state held by another agent) ·
-130 Ctrl-C ended it; `run`, `fleet` and `simulate` then stop in order, with 0.
+130 Ctrl-C ended it; `run`, `fleet`, `simulate` and `demo` then stop cleanly, with 0.
 """
 
 OK: Final = 0

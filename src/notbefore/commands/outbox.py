@@ -69,7 +69,8 @@ def add_actions(
     """
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
-        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sentence = f"{text[0].upper()}{text[1:]}."
+        action = actions.add_parser(name, help=text, description=sentence, allow_abbrev=False)
         action.set_defaults(ids=[], all=False, sink=None)
         add_state(action, owner)
         if not over_http:
@@ -92,7 +93,9 @@ def add_actions(
         )
         if name != "show":
             action.add_argument(
-                "--all", action="store_true", help="all dead letters (of --sink, if given)"
+                "--all",
+                action="store_true",
+                help="all dead letters; with --sink, only those of this sink",
             )
 
 

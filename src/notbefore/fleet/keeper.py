@@ -235,13 +235,13 @@ class Keeper:
         Raises the store's errors, ``LostPartitionError``, or ``ValueError``.
         """
         body = await self._taken(name)
-        if not body:
-            state = Snapshot(backlog=self.ends.get(name, -1))
-            held = Held(Partition(name, self._grouping, state, self.figures))
-            await self._write(held)  # at once: so the next owner has the same ``backlog``
-        else:
+        if body:
             state = await self._state_in(name, body)
-            held = Held(Partition(name, self._grouping, state, self.figures))
+        else:
+            state = Snapshot(backlog=self.ends.get(name, -1))
+        held = Held(Partition(name, self._grouping, state, self.figures))
+        if not body:
+            await self._write(held)  # at once, so that the next owner has the same ``backlog``
 
         if self._parts.inventory is None:  # it was removed from the configuration: no VM is missing
             held.fold.missing.expect({}, 0.0, 0.0)
