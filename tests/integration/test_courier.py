@@ -114,7 +114,7 @@ def test_exception_of_a_plugin_is_reported_to_its_author(
     (line,) = [line for line in caplog.records if "did not accept" in line.getMessage()]
     assert row.state == "pending"
     advice = "the sink gotify is faulty, report it to the author of its package"
-    assert row.error == f"{advice}: it raised KeyError('priority')"
+    assert row.error == f"{advice}: it raised KeyError: 'priority'"
     assert advice in line.getMessage()
     assert "please report it" not in line.getMessage()
     assert "KeyError: 'priority'" in caplog.text  # the traceback

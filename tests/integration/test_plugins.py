@@ -63,9 +63,9 @@ def test_wrong_receipt_is_not_sent_again(returned: Any, mistake: str) -> None:
     [
         (send_error(thread=5), "raised a SendError with the thread 5: the receiver refused"),
         (send_error(retry_after="soon"), "with the retry_after 'soon': the receiver refused"),
-        (SystemExit(3), "raised SystemExit(3)"),
-        (KeyboardInterrupt(), "raised KeyboardInterrupt()"),
-        (OSError("no route"), "report it to the author of its package: it raised OSError('no ro"),
+        (SystemExit(3), "raised SystemExit: 3"),
+        (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
+        (OSError("no route"), "report it to the author of its package: it raised OSError: no"),
     ],
 )
 def test_wrong_error_fails_the_attempt(error: BaseException, mistake: str) -> None:
@@ -76,6 +76,20 @@ def test_wrong_error_fails_the_attempt(error: BaseException, mistake: str) -> No
 
     assert mistake in str(failure.value)
     assert not failure.value.permanent
+
+
+class UnprintableError(Exception):
+    """Cannot say what is wrong."""
+
+    def __str__(self) -> str:
+        raise TypeError("a bug in the text")
+
+
+def test_error_without_a_usable_text_is_named_by_its_type() -> None:
+    sink = ForeignSink("gotify", Answering(raising(UnprintableError())))
+
+    with pytest.raises(SendError, match=r"it raised .*UnprintableError: <exception str"):
+        sink.send(message(REBOOT))
 
 
 class Unclosable(Sink):

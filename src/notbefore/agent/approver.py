@@ -415,7 +415,10 @@ class Approver:
         if request.content != content:
             words = "nothing was sent: the event has changed since it was shown"
             return ControlReply(done=False, words=words)
+        return self._order(tracked, request, user)
 
+    def _order(self, tracked: TrackedEvent, request: ControlRequest, user: str) -> ControlReply:
+        """Let the approver's thread approve an event, and wait for the result."""
         deadline = self._clock.boot_time() + OPERATOR_PATIENCE
         reply = queue.SimpleQueue[ControlReply]()
         order = OperatorOrder(

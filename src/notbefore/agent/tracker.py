@@ -142,12 +142,7 @@ class Tracker:
         if last.failure is not None:
             log.info("IMDS answers again")
 
-        result = "unchanged"
-        if is_new:
-            result = "changed"
-        figures = last.figures.plus(result, poll.lag, poll.duration)
-        if is_new and document is not None:
-            figures = _with_flaws(figures, document.flaws)
+        figures = _with_answer(last.figures, poll, document)
 
         if self._waits_for_name(now):
             self._state.publish(replace(last, figures=figures, failure=None))
@@ -328,6 +323,16 @@ def _read(body: bytes) -> Document | DocumentError:
         return parse(body)
     except DocumentError as error:
         return error
+
+
+def _with_answer(figures: PollFigures, poll: Poll, document: Document | None) -> PollFigures:
+    """Return the figures with one more answer; log the flaws of a new document."""
+    if poll.body is None:
+        return figures.plus("unchanged", poll.lag, poll.duration)
+    figures = figures.plus("changed", poll.lag, poll.duration)
+    if document is None:
+        return figures
+    return _with_flaws(figures, document.flaws)
 
 
 def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:

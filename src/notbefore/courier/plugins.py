@@ -6,6 +6,7 @@ Only the courier and ``check-config`` import them, so their failures do not stop
 import logging
 import os
 import sys
+import traceback
 from contextlib import redirect_stdout
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -60,7 +61,8 @@ class ForeignSink(Sink):
             raise  # such as a secret that cannot be read
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             # the advice first: the end of a long text is cut
-            raise PluginError(f"the sink {self._plugin} {FAULTY}: it raised {error!r}") from error
+            text = f"the sink {self._plugin} {FAULTY}: it raised {_shown(error)}"
+            raise PluginError(text) from error
 
         mistake = _mistake_in(receipt)
         if not isinstance(receipt, Receipt):
@@ -75,6 +77,11 @@ class ForeignSink(Sink):
             self._sink.close()
         except Exception as error:
             log.warning("the sink %s %s: it cannot be closed", self._plugin, FAULTY, exc_info=error)
+
+
+def _shown(error: BaseException) -> str:
+    """Return an exception as the last line of a traceback; its own ``str`` may fail."""
+    return traceback.format_exception_only(error)[-1].strip()
 
 
 def _mistake_in(result: Receipt | SendError) -> str:

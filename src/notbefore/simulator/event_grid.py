@@ -118,6 +118,7 @@ class EventGrid:
         heapq.heappush(self._waiting, (due, self._number, body))
 
     def _message(self, play: Play, status: str, now: float) -> dict[str, Any]:
+        """Return the message about an event in the configured schema."""
         compute = instance(play.resources[0])["compute"]
         subscription = f"/subscriptions/{compute['subscriptionId']}"
         resource = compute["resourceId"]
@@ -126,14 +127,15 @@ class EventGrid:
             resource = f"{provider}/virtualMachineScaleSets/{compute['vmScaleSetName']}"
         event = f"{resource}/providers/microsoft.maintenance/scheduledevents/{play.event_id}"
         time = datetime.fromtimestamp(now, UTC).isoformat().replace("+00:00", "Z")
+        info = {
+            "id": event,
+            "name": play.event_id,
+            "type": "microsoft.maintenance/scheduledevents",
+            "location": compute["location"],
+            "properties": play.with_status(status),
+        }
         data = {
-            "resourceInfo": {
-                "id": event,
-                "name": play.event_id,
-                "type": "microsoft.maintenance/scheduledevents",
-                "location": compute["location"],
-                "properties": play.with_status(status),
-            },
+            "resourceInfo": info,
             "operationalInfo": {"resourceEventTime": time},
             "apiVersion": "2024-07-01",
         }
