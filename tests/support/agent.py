@@ -54,10 +54,10 @@ def becomes(look: Callable[[], object], wanted: object) -> None:
 
 @cache
 def _reserved_ports(size: int = 300) -> Iterator[int]:
-    """Reserve ports for this process, against other processes that run tests, and cycle them.
+    """Return an endless iterator over ports that are reserved for this process.
 
-    The kernel gives higher ports to outgoing connections, so no connection takes a port between
-    its choice and its use.
+    A lock keeps other processes that run tests from these ports. The kernel gives higher ports to
+    outgoing connections, so no connection takes a port between its choice and its use.
     """
     import fcntl  # noqa: PLC0415 - Windows has none, and its tests need no port
 
@@ -260,7 +260,11 @@ class RunningAgent:
         """Send a signal, wait until the process has ended, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(PATIENCE)
+        try:
+            code = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # otherwise the threads that read its output would never end
+            raise
         for reader in (self._record_reader, self._log_reader):
             if reader.is_alive():
                 reader.join(PATIENCE)

@@ -65,13 +65,26 @@ class Truth:
         return dates[-1] if dates else None
 
 
+class Outage(NamedTuple):
+    """A time in which an agent hangs or cannot reach the hub."""
+
+    begin: float
+    end: float
+
+    def includes(self, when: float) -> bool:
+        return self.begin <= when < self.end
+
+
+NO_OUTAGE: Final = Outage(0.0, 0.0)
+
+
 @dataclass
 class World:
     """The events of a fleet, and everything that arrives in the hub, with the time."""
 
     events: list[Truth]
     arrivals: list[tuple[float, bytes]]
-    takeovers: list[float]
+    takeovers: list[float]  # when another instance takes the partition over
 
 
 @dataclass
@@ -97,10 +110,10 @@ def world_of(dice: random.Random, sources: Sources) -> World:
     events = [_event(f"E{number}", dice, groups, sources) for number in range(dice.randint(2, 8))]
     arrivals: list[tuple[float, bytes]] = []
     if sources != "azure":
-        arrivals += _of_agents(events, dice)
+        arrivals += _messages_of_agents(events, dice)
     if sources != "agents":
         for event in events:
-            arrivals += _of_azure(event, dice, sources)
+            arrivals += _messages_of_azure(event, dice, sources)
     takeovers = [dice.uniform(0, END) for _ in range(dice.randint(0, 4))]
     return World(events, sorted(arrivals), sorted(takeovers))
 
@@ -140,7 +153,9 @@ def _event(name: str, dice: random.Random, groups: list[Group], sources: Sources
 # ---- Azure
 
 
-def _of_azure(event: Truth, dice: random.Random, sources: Sources) -> Iterator[tuple[float, bytes]]:
+def _messages_of_azure(
+    event: Truth, dice: random.Random, sources: Sources
+) -> Iterator[tuple[float, bytes]]:
     """Yield the deliveries of Event Grid: it loses, repeats, reorders or delays some messages."""
     steps: list[tuple[float, str]] = [(since, "Scheduled") for since, _ in event.dates]
     if event.started is not None:
@@ -219,7 +234,7 @@ def _message(event: Truth, status: str, when: float, dice: random.Random) -> byt
 # ---- agents
 
 
-def _of_agents(events: list[Truth], dice: random.Random) -> Iterator[tuple[float, bytes]]:
+def _messages_of_agents(events: list[Truth], dice: random.Random) -> Iterator[tuple[float, bytes]]:
     """Yield records and heartbeats with the times of their arrival.
 
     Some agents hang. Some cannot reach the hub for a while, and send their records later. To some,
@@ -237,7 +252,7 @@ def _of_agents(events: list[Truth], dice: random.Random) -> Iterator[tuple[float
             if dice.random() < 0.1:
                 stale = dice.uniform(30, 900)
 
-            for when, body in _of_agent(event, watcher, hang, stale, dice):
+            for when, body in _records_of_agent(event, watcher, hang, stale, dice):
                 arrival = when
                 if offline.includes(when):
                     arrival = offline.end + dice.uniform(0, 1)
@@ -249,19 +264,6 @@ def _of_agents(events: list[Truth], dice: random.Random) -> Iterator[tuple[float
                     yield when, _heartbeat(event, watcher, when, event.end + stale)
 
 
-class Outage(NamedTuple):
-    """A time in which an agent hangs or cannot reach the hub."""
-
-    begin: float
-    end: float
-
-    def includes(self, when: float) -> bool:
-        return self.begin <= when < self.end
-
-
-NO_OUTAGE: Final = Outage(0.0, 0.0)
-
-
 def _outage(event: Truth, dice: random.Random) -> Outage | None:
     """Return an outage, or ``None`` as for most agents."""
     if dice.random() < 0.85:
@@ -270,7 +272,7 @@ def _outage(event: Truth, dice: random.Random) -> Outage | None:
     return Outage(begin, begin + dice.uniform(60, 3_000))
 
 
-def _of_agent(
+def _records_of_agent(
     event: Truth, watcher: str, hang: Outage, stale: float, dice: random.Random
 ) -> Iterator[tuple[float, bytes]]:
     """Yield the records of one agent, with the times at which it sends them.
@@ -296,7 +298,7 @@ def _of_agent(
     if not hang.includes(end):
         time = end + dice.uniform(0.1, 1)
         yield time, _record(event, watcher, _end_of(event, reported, hang, end), time)
-    elif hang.end < NEVER:
+    elif hang.end < NEVER:  # the agent works again after the end
         kind = "finished" if "started" in reported else "ended"
         time = hang.end + dice.uniform(0.1, 1)
         yield time, _record(event, watcher, kind, time)
@@ -310,7 +312,7 @@ def _deletion_of(event: Truth, vm: str) -> float | None:
 
 
 def _end_of(event: Truth, reported: list[str], hang: Outage, end: float) -> str:
-    """Return the kind of end that an agent reports which works at the end."""
+    """Return the kind of end that an agent reports if it works at that time."""
     if "started" in reported:
         return "finished"
     if event.started is not None:

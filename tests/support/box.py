@@ -19,6 +19,10 @@ from support.azure import T0, event
 NUMBERS = itertools.count()
 
 
+def highest_dice() -> float:
+    return 1.0
+
+
 def delivery(event_key: str = "e", sink: str = "chat", **fields: Any) -> Delivery:
     return Delivery(
         **{
@@ -57,7 +61,7 @@ class Box:
 
     def __init__(self, bounds: Bounds = OF_AN_AGENT, patience: float = 0.0) -> None:
         self.removed: list[Delivery] = []
-        self.outbox = Outbox(lambda: 1.0, bounds, patience)
+        self.outbox = Outbox(highest_dice, bounds, patience)
 
     def put(self, *deliveries: Delivery, now: float = 0.0) -> None:
         self.outbox.put(deliveries, now, now)

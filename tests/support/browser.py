@@ -5,7 +5,16 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Dialog,
+    Error,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from support.agent import PATIENCE
 from support.needs import needs
@@ -43,7 +52,19 @@ class PageLog:
         self.complaints: list[str] = []
         self.requests: list[str] = []
         page.set_default_timeout(PATIENCE * 1000)
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
-        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("console", self._add_message)
+        page.on("pageerror", self._add_error)
+        page.on("dialog", self._add_dialog)
+        page.on("request", self._add_request)
+
+    def _add_message(self, message: ConsoleMessage) -> None:
+        self.complaints.append(message.text)
+
+    def _add_error(self, error: Error) -> None:
+        self.complaints.append(str(error))
+
+    def _add_dialog(self, dialog: Dialog) -> None:
+        self.complaints.append(dialog.message)
+
+    def _add_request(self, request: Request) -> None:
+        self.requests.append(request.url)

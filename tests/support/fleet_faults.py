@@ -84,7 +84,7 @@ class Writer(threading.Thread):
         self._hub = hub
         self._ending = threading.Event()
         self._not_before = datetime.now(UTC) + timedelta(hours=1)  # the same on each VM
-        self.begun: list[str] = []  # ids of the events
+        self.events: list[str] = []  # ids
 
     def end(self) -> None:
         """Announce no more events, and wait until those that were announced are finished."""
@@ -95,12 +95,12 @@ class Writer(threading.Thread):
     def run(self) -> None:
         """In each turn, announce an event, start an older one, and finish a still older one."""
         turn = 0
-        while not self._ending.is_set() or turn < len(self.begun) + 2 * LIFE:
+        while not self._ending.is_set() or turn < len(self.events) + 2 * LIFE:
             if not self._ending.is_set():
-                self.begun.append(f"E{turn}")
+                self.events.append(f"E{turn}")
             for age, step in enumerate(STEPS):
                 number = turn - age * LIFE
-                if 0 <= number < len(self.begun):
+                if 0 <= number < len(self.events):
                     self._report(number, step)
             turn += 1
             time.sleep(PAUSE)
@@ -208,10 +208,14 @@ class Scene(ExitStack):
             self.add()
 
     def __enter__(self) -> Self:
-        # the fleet does not notify events that end before an instance reads their partition
-        self.wait_until_all_are_read()
-        self.writer.start()
-        self.progress()
+        try:
+            # the fleet does not notify events that end before an instance reads their partition
+            self.wait_until_all_are_read()
+            self.writer.start()
+            self.progress()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def wait_until_all_are_read(self) -> None:
@@ -286,13 +290,13 @@ class Scene(ExitStack):
         self.writer.end()
         last_progress = time.monotonic()
         seen = 0
-        account = Account.of(self.writer.begun, self.hook)
+        account = Account.of(self.writer.events, self.hook)
         while account.lost and time.monotonic() - last_progress < PATIENCE:
             time.sleep(0.5)
             if len(self.hook.requests) > seen:
                 last_progress = time.monotonic()
                 seen = len(self.hook.requests)
-            account = Account.of(self.writer.begun, self.hook)
+            account = Account.of(self.writer.events, self.hook)
         return account
 
 

@@ -126,10 +126,10 @@ class PastVm:
         self.polling = replace(self.polling, last_success=now, answering=True)
 
     def _deliver(self, sink: str) -> None:
-        """Count a delivery; each seventh one fails first and takes longer."""
+        """Count a delivery; some fail first and take longer."""
         is_slow = sum(self.counts.values()) % 7 == 0
         results = ["accepted", "delivered"]
-        seconds = 0.3
+        seconds = 0.3  # from the change to the delivery
         if is_slow:
             results.append("failed")
             seconds = 8.0

@@ -30,6 +30,10 @@ from support.messages import message
 RECORD = message().line
 
 
+def lowest_dice() -> float:
+    return 0.0
+
+
 class Owner(StoredOutbox):
     """Records the results that couriers report, and the deliveries that they lease.
 
@@ -40,12 +44,15 @@ class Owner(StoredOutbox):
     time = staticmethod(time.time)
 
     def __init__(self, bounds: Bounds = OF_AN_AGENT) -> None:
-        self.outbox = Outbox(lambda: 0.0, bounds, patience=0.0)
-        super().__init__(self.outbox, self, lambda: None)
+        self.outbox = Outbox(lowest_dice, bounds, patience=0.0)
+        super().__init__(self.outbox, self, self._ignore_news)
         self.ahead = 0.0  # seconds by which its clock is ahead
         self.results: list[SendResult] = []
         self.leased: list[Delivery] = []
         self.endings = 0  # how many couriers have ended
+
+    def _ignore_news(self) -> None:
+        """Do nothing when there are new deliveries: ``serve`` looks again and again."""
 
     def boot_time(self) -> float:
         return time.monotonic() + self.ahead
@@ -109,6 +116,10 @@ def serve(
             courier.tick()
 
 
+def interrupt_at_once(_seconds: float) -> bool:
+    return True
+
+
 class CourierThreads:
     """Has a supervisor whose couriers are threads of this process.
 
@@ -129,7 +140,7 @@ class CourierThreads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.supervisor.stop(lambda _seconds: True)
+        self.supervisor.stop(interrupt_at_once)
         self._started.stop()
 
     def _start(self, end: socket.socket, *_: object) -> Self:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from notbefore.fleet.notification import Notification
 from notbefore.fleet.partition import Partition
@@ -40,7 +40,18 @@ GROUPINGS: Final = (("event_id",), ("scale_set", "event_type"), ("region",))
 REPORT_DELAY: Final = 1.0
 PREFIX: Final = "azure.scheduled_event."  # of the fields of a record about an event
 
-Group = tuple[str, str]
+# the stages of an event; every other kind of change is the last one, 2
+STAGES: Final = {"announced": 0, "updated": 0, "started": 1}
+
+Group = tuple[str, str]  # a subscription and a resource group
+
+
+class Step(NamedTuple):
+    """A step of an event; times in seconds."""
+
+    time: float
+    kind: str
+    not_before: float
 
 
 @dataclass
@@ -51,8 +62,7 @@ class Planned:
     group: Group
     vm: str
     type: str
-    # each step: its time in seconds, its kind, and the NotBefore in seconds
-    steps: list[tuple[float, str, float]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     joins_at: float | None = None  # when the event begins to affect ``joiner`` too
     hidden_at: float | None = None  # when IMDS hides it from one VM, for ``HIDDEN`` seconds
     vanishes_at: float | None = None  # when its VM is deleted without a last report
@@ -70,22 +80,30 @@ class Planned:
     @property
     def is_canceled(self) -> bool:
         """Whether Azure cancels the event."""
-        return self.steps[-1][1] == "canceled"
+        return self.steps[-1].kind == "canceled"
 
     @property
-    def last_not_before(self) -> tuple[float, float]:
-        """The time at which its last NotBefore was announced, and that NotBefore, in seconds."""
-        announcements = [step for step in self.steps if step[1] in ("announced", "updated")]
-        time, _, not_before = announcements[-1]
-        return time, not_before
+    def last_announcement(self) -> Step:
+        """The step that announces the last NotBefore."""
+        return [step for step in self.steps if step.kind in ("announced", "updated")][-1]
 
     @property
     def start(self) -> float | None:
         """The time at which the event starts; ``None`` if Azure cancels it."""
-        for time, kind, _ in self.steps:
-            if kind == "started":
-                return time
+        for step in self.steps:
+            if step.kind == "started":
+                return step.time
         return None
+
+    @property
+    def begin(self) -> float:
+        """The time of its first step."""
+        return self.steps[0].time
+
+    @property
+    def end(self) -> float:
+        """The time of its last step."""
+        return self.steps[-1].time
 
     def resources(self, when: float) -> list[str]:
         """The VMs that the event affects at this time."""
@@ -118,22 +136,22 @@ def _planned_event(number: int, groups: list[Group], dice: random.Random) -> Pla
     begin = dice.uniform(0, 1500)
     notice = TYPES[event_type]
     due = begin + notice
-    event.steps.append((begin, "announced", due))
+    event.steps.append(Step(begin, "announced", due))
 
     if dice.random() < 0.3:
         moved = begin + dice.uniform(3, notice * 0.6)
         due = moved + dice.uniform(20, notice)
-        event.steps.append((moved, "updated", due))
-    last_announced = event.steps[-1][0]
+        event.steps.append(Step(moved, "updated", due))
+    last_announced = event.end
 
     if dice.random() < 0.2:
-        event.steps.append((dice.uniform(last_announced, due) + 1, "canceled", due))
+        event.steps.append(Step(dice.uniform(last_announced, due) + 1, "canceled", due))
         if dice.random() < 0.5:
             event.vm = f"deleted{number}"
-            event.vanishes_at = dice.uniform(last_announced, event.steps[-1][0])
+            event.vanishes_at = dice.uniform(last_announced, event.end)
     else:
-        event.steps.append((due, "started", due))
-        event.steps.append((due + dice.uniform(5, 300), "finished", due))
+        event.steps.append(Step(due, "started", due))
+        event.steps.append(Step(due + dice.uniform(5, 300), "finished", due))
         _complicate(event, last_announced, due, dice)
     return event
 
@@ -143,7 +161,7 @@ def _complicate(event: Planned, announced: float, due: float, dice: random.Rando
     turn = dice.random()
     if turn < 0.2:
         event.joins_at = dice.uniform(announced + 2 * REPORT_DELAY, due)
-        event.steps.append((event.joins_at, "updated", due))
+        event.steps.append(Step(event.joins_at, "updated", due))
         event.steps.sort()
     elif turn < 0.4 and due - announced > HIDDEN + 4 * REPORT_DELAY:
         event.hidden_at = dice.uniform(
@@ -190,26 +208,20 @@ def _cloud_event(event_type: str, data: dict[str, Any]) -> bytes:
 
 
 def _record(
-    event: Planned,
-    reporter: str,
-    when: float,
-    kind: str,
-    due: float,
-    *,
-    details: dict[str, Any] | None = None,
+    event: Planned, reporter: str, step: Step, *, details: dict[str, Any] | None = None
 ) -> bytes:
     """Return a step of an event as a VM reports it; ``details``: fields that only some VMs have."""
     return record_of(
         reporter,
-        kind,
+        step.kind,
         event.group,
-        time=_time(when),
+        time=_time(step.time),
         id=event.id,
         type=event.type,
-        resources=event.resources(when - REPORT_DELAY),
-        change_id=f"{event.id}-{kind}-{when:.0f}",
-        first_seen=_time(event.steps[0][0]),
-        not_before=_time(due),
+        resources=event.resources(step.time - REPORT_DELAY),
+        change_id=f"{event.id}-{step.kind}-{step.time:.0f}",
+        first_seen=_time(event.begin),
+        not_before=_time(step.not_before),
         **(details or {}),
     )
 
@@ -246,10 +258,11 @@ def _reports(plan: list[Planned], dice: random.Random) -> Iterator[tuple[float, 
             if has_details.setdefault(vm, dice.random() < 0.6):
                 details = DETAILS
 
-            for when, kind, due in event.steps:
-                if event.reports(reporter, when, kind):
-                    sent = when + REPORT_DELAY + dice.uniform(0, REPORT_DELAY)
-                    yield sent, _record(event, reporter, sent, kind, due, details=details)
+            for step in event.steps:
+                if event.reports(reporter, step.time, step.kind):
+                    sent = step.time + REPORT_DELAY + dice.uniform(0, REPORT_DELAY)
+                    reported = step._replace(time=sent)
+                    yield sent, _record(event, reporter, reported, details=details)
 
         if event.hidden_at is not None:
             yield from _hidden(event, event.hidden_at)
@@ -258,12 +271,12 @@ def _reports(plan: list[Planned], dice: random.Random) -> Iterator[tuple[float, 
 def _hidden(event: Planned, when: float) -> Iterator[tuple[float, bytes]]:
     """Yield the reports of a peer from which IMDS hides an event for a moment."""
     peer = event.peers[0]
-    _, due = event.last_not_before
-    yield when, _record(event, peer, when, "canceled", due)
+    due = event.last_announcement.not_before
+    yield when, _record(event, peer, Step(when, "canceled", due))
 
     again = when + HIDDEN
-    back = {"reason": "came_back"}
-    yield again, _record(event, peer, again, "announced", due, details=back)
+    reason = {"reason": "came_back"}
+    yield again, _record(event, peer, Step(again, "announced", due), details=reason)
 
 
 def _heartbeats(plan: list[Planned]) -> Iterator[tuple[float, bytes]]:
@@ -287,8 +300,8 @@ def notified(
     records = sorted([*_reports(plan, dice), *_heartbeats(plan)])
     fold = Partition("0", grouped(group_by))
     notifications: list[Notification] = []
-    for number, (seen, body) in enumerate(records):
-        now = T0.timestamp() + seen
+    for number, (sent, body) in enumerate(records):
+        now = T0.timestamp() + sent
         notifications += fold.add(body, Position(str(number), number, now))
         notifications += fold.advance(now)
     for later in range(0, 20_000, 100):
@@ -319,10 +332,10 @@ def notified_by_two_partitions(
     old.hub_has(1)
     notifications: list[Notification] = []
     followed_at = 0.0
-    for number, (seen, body) in enumerate(records):
-        now = T0.timestamp() + seen
+    for number, (sent, body) in enumerate(records):
+        now = T0.timestamp() + sent
         position = Position(str(number), number, now)
-        if seen <= added_at:
+        if sent <= added_at:
             notifications += old.add(body, position)
             notifications += old.advance(now)
             continue
@@ -370,11 +383,13 @@ def wrong(plan: list[Planned], notifications: list[Notification]) -> Iterator[st
 def _missing(event: Planned, notifications: list[Notification]) -> Iterator[str]:
     """Yield a fault if not all VMs of an event were announced although there was time for it."""
     start = event.start
-    announced, due = event.last_not_before
-    if start is None or start - announced <= 2 * REPORT_DELAY:
+    last = event.last_announcement
+    if start is None or start - last.time <= 2 * REPORT_DELAY:
         return
-    if not any(_announces(notification, event, start, due) for notification in notifications):
-        yield f"not announced: {event}"
+    for notification in notifications:
+        if _announces(notification, event, start, last.not_before):
+            return
+    yield f"not announced: {event}"
 
 
 def _out_of_order(notifications: list[Notification]) -> Iterator[str]:
@@ -382,7 +397,7 @@ def _out_of_order(notifications: list[Notification]) -> Iterator[str]:
     stages: dict[str, int] = {}
     for notification in notifications:
         change = notification.change
-        stage = {"announced": 0, "updated": 0, "started": 1}.get(change.kind, 2)
+        stage = STAGES.get(change.kind, 2)
         before = stages.get(change.event.key, 0)
         if stage < before and change.kind != "updated":
             yield f"out of order: {change.event.key} {change.kind}"
@@ -397,15 +412,14 @@ def _faults_of(event: Planned, notifications: list[Notification]) -> Iterator[st
         if notification.change.event.event_id == event.id
     ]
     kinds = [change.kind for change in changes]
-    updates = [step for step in event.steps if step[1] == "updated"]
+    updates = [step for step in event.steps if step.kind == "updated"]
     if kinds.count("updated") > len(updates):
         yield f"needless: {kinds} of {event}"
     if "canceled" in kinds and not event.is_canceled:
         yield f"false: canceled is {event}"
 
-    end = event.steps[-1][0]
     for change in changes:
-        is_early = (change.time - T0).total_seconds() < end
+        is_early = (change.time - T0).total_seconds() < event.end
         if change.kind in ("canceled", "finished", "ended") and is_early:
             yield f"too early: {change.kind} of {event}"
 
@@ -419,7 +433,7 @@ def _false(plan: list[Planned], notification: Notification) -> Iterator[str]:
     group = _group_of(notification)
     change = notification.change
     now = (change.time - T0).total_seconds() + 0.001
-    announced = [event for event in plan if event.group == group and event.steps[0][0] <= now]
+    announced = [event for event in plan if event.group == group and event.begin <= now]
     affected: set[str] = set()
     for event in announced:
         affected.update(event.resources(now))

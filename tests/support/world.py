@@ -252,7 +252,7 @@ class World:
 
 @dataclass
 class Sight:
-    """What IMDS has shown an agent of one event."""
+    """The last look of an agent at one event, and its first looks."""
 
     at: float  # when the agent last saw the event
     item: dict[str, Any]  # the event at that time
