@@ -122,8 +122,8 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
 
     The delay on the wall clock is longer than that on ``uptime`` in two cases: ``uptime`` stopped
     in a pause of the VM, or the wall clock was set. ``Date`` tells the cases apart, because only in
-    a pause it also gains on ``uptime``. A clock that was set may be set back, so its lead may be
-    gone at ``end``.
+    a pause does it also gain on ``uptime``. A clock that was set may be set back, so its lead may
+    be gone at ``end``.
     """
     uptime, wall, date = _passed(begin, end)
     if uptime is None:
@@ -132,7 +132,7 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
     longest = max(gap.wall, gap.uptime)  # either clock may have stopped
     wall_lead = wall - uptime  # seconds that the wall clock has gained
     most_lead = max(wall_lead, gap.wall - gap.uptime)  # at the end, or at the longest delay
-    drift = READING + DRIFT * uptime  # the most that a clock gains which was not set
+    drift = READING + DRIFT * uptime  # the most that a clock gains without being set
     if date is None:
         if wall_lead < -drift or most_lead > drift:
             return None
@@ -148,7 +148,7 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
     is_lead_of_pause = most_lead <= pause + TOLERANCE
     if is_lead_of_pause and has_paused:
         return longest
-    if is_lead_of_pause or has_paused:  # the wall clock was set, and cannot tell how long it was
+    if is_lead_of_pause or has_paused:  # the wall clock was set: it does not show the pause
         return None
     return gap.uptime
 

@@ -75,7 +75,7 @@ class ForeignSink(Sink):
         """Close the sink. If it cannot be closed, another one is made all the same."""
         try:
             self._sink.close()
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             log.warning("the sink %s %s: it cannot be closed", self._plugin, FAULTY, exc_info=error)
 
 

@@ -50,19 +50,19 @@ def _affected(change: Change, vm: Vm | None, fleet: FleetFacts | None) -> str:
 
 def _silence(change: Change, vm: Vm, fleet: FleetFacts) -> str:
     """Return the sentence about VMs of a fleet that send no heartbeats, or send them again."""
-    subject = f"{_silent_vms(vm, fleet)} are"
+    vms_are = f"{_silent_vms(vm, fleet)} are"
     if fleet.fleet_vms == 1:
-        subject = f"{_silent_vms(vm, fleet)} is"
+        vms_are = f"{_silent_vms(vm, fleet)} is"
 
     is_over = change.kind == "finished"
     is_missing = change.event.description == MISSING
     if is_over and is_missing:
-        return f"{subject} no longer missing"
+        return f"{vms_are} no longer missing"
     if is_over:
-        return f"{subject} heard from again, or no longer expected"
+        return f"{vms_are} heard from again, or no longer expected"
     if is_missing:
-        return f"{subject} missing"
-    return f"{subject} silent"
+        return f"{vms_are} missing"
+    return f"{vms_are} silent"
 
 
 def _silent_vms(vm: Vm, fleet: FleetFacts) -> str:
