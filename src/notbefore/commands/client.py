@@ -74,8 +74,8 @@ class AgentClient(Struct, frozen=True):
             ) from None
         except SSLError as error:
             raise NotBeforeError(
-                f"{self.url}: TLS failed ({error}): is it this agent, and does it need --ca-file or"
-                " --cert-file?"
+                f"{self.url}: TLS failed ({error}): is it this agent, and is --ca-file or"
+                " --cert-file needed?"
             ) from None
         except requests.RequestException as error:
             raise NotBeforeError(
@@ -145,7 +145,9 @@ def _fingerprint(path: Path) -> str:
         begin = up_to_first.find(BEGIN)
         certificate = ssl.PEM_cert_to_DER_cert(up_to_first[begin:] + END)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot read a certificate: {error}") from None
+        raise ConfigError(
+            f"{path}: cannot read a certificate: {error}. With --ca-file, the file is not needed"
+        ) from None
     return hashlib.sha256(certificate).hexdigest()
 
 

@@ -53,7 +53,9 @@ def run(options: argparse.Namespace) -> int:
 def require_fleet(config: Config) -> FleetConfig:
     """Return the section `fleet`. Raises ``ConfigError`` without it."""
     if config.fleet is None:
-        raise ConfigError("the configuration has no section `fleet`")
+        raise ConfigError(
+            "the configuration has no section `fleet`: name the configuration of an instance"
+        )
     return config.fleet
 
 

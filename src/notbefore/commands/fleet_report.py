@@ -124,7 +124,7 @@ def _instances(client: AgentClient) -> list[AgentClient]:
         resolved = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise NotBeforeError(
-            f"{client.url}: the name cannot be resolved ({error.strerror or error})"
+            f"{client.url}: the name cannot be resolved ({error.strerror or error}): check --url"
         ) from None
     except ValueError:
         return [client]  # which raises an error that says what is expected

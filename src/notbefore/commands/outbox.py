@@ -123,7 +123,7 @@ def carry_out(options: argparse.Namespace, config: Config, directory: Path) -> i
     if options.sink is not None and options.sink not in config.sinks and not reply.rows:
         raise ConfigError(
             f"--sink: the outbox has no delivery for {options.sink!r}, and --config has no such"
-            " sink"
+            " sink: check the name"
         )
     if options.action in READING:
         _show(options, outbox_answer(reply, datetime.now(UTC), with_records=True))

@@ -37,7 +37,9 @@ def ask_owner(directory: Path, request: Request, reply: type[R]) -> R:
         has_changed = isinstance(reply_of_store, OutboxReply) and reply_of_store.done > 0
         if has_changed and not store.disk.wait_written(WRITE_PATIENCE):
             why = store.disk.degraded or "the disk does not answer"
-            raise StoreError(f"{store.path} cannot be written ({why}): nothing was changed")
+            raise StoreError(
+                f"{store.path} cannot be written ({why}): nothing was changed; try again"
+            )
         return cast("R", reply_of_store)
 
 

@@ -170,7 +170,9 @@ def _make_simulator(options: argparse.Namespace) -> Simulator:
     except ValueError as error:
         raise ConfigError(f"--listen: {error}") from None
     except OSError as error:
-        raise ListenError(f"cannot listen at {options.listen}: {error}") from None
+        raise ListenError(
+            f"cannot listen at {options.listen} ({error}): choose another address with --listen"
+        ) from None
 
 
 def _print_endpoints(simulator: Simulator) -> None:

@@ -165,7 +165,10 @@ def _hold(lock: OwnerLock, directory: Path) -> None:
     try:
         lock.hold()
     except OSError as error:
-        raise StoreError(f"{directory} cannot be used: {error.strerror or error}") from None
+        raise StoreError(
+            f"{directory} cannot be used ({error.strerror or error}): give it to this user, or name"
+            " another one with --state-dir"
+        ) from None
 
 
 def _make_history(fleet: FleetConfig, directory: Path) -> History:

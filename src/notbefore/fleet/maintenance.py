@@ -108,7 +108,10 @@ class MaintenanceProvider:
                 token: str = credential.get_token(SCOPE).token
         except (AzureError, OSError, ValueError) as error:
             text = one_line(str(error))[:MAX_WORDS]
-            raise NotBeforeError(f"nothing was sent: the identity has no token: {text}") from None
+            raise NotBeforeError(
+                "nothing was sent: the identity of `fleet.hub` gets no token; check its `auth` and"
+                f" `client_id`: {text}"
+            ) from None
         return token
 
 
