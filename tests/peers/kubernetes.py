@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import kubernetes_validate
 import trustme
@@ -96,6 +96,7 @@ class Kubernetes(HttpPeer):
         self.token_file.write_text(token, encoding="utf-8")
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:
+        """Send the answer that a test has set, or else that of an API server."""
         if answer is self._simulated:
             try:
                 code, content = self._simulate(self.request(handler))
@@ -122,10 +123,11 @@ class Kubernetes(HttpPeer):
             if node[1] != self.node["metadata"]["name"]:
                 raise RefusalError(404, f'nodes "{node[1]}" not found')
             return 200, self._patch_node(request)
-        self._refuse(404, "the server could not find the requested resource")
-        raise AssertionError
+        reason = "the server could not find the requested resource"
+        self.faults.append(reason)
+        raise RefusalError(404, reason)
 
-    def _refuse(self, code: int, reason: str) -> None:
+    def _refuse(self, code: int, reason: str) -> NoReturn:
         """Refuse a request that no client should send."""
         self.faults.append(reason)
         raise RefusalError(code, reason)

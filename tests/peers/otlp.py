@@ -159,7 +159,11 @@ class Collector:
             )
 
     def __enter__(self) -> Self:
-        eventually(self._has_started_or_failed)
+        try:
+            eventually(self._has_started_or_failed)
+        except BaseException:
+            self.__exit__()
+            raise
         assert self._process.poll() is None, self.log.read_text(errors="replace")
         return self
 

@@ -104,7 +104,11 @@ class Azurite:
         return self._run(_read_snapshots)
 
     def __enter__(self) -> Self:
-        self.start().make_container()
+        try:
+            self.start().make_container()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

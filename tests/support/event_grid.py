@@ -1,4 +1,4 @@
-"""Azure's messages about scheduled events as Event Grid delivers them, in Microsoft's forms."""
+"""Messages about scheduled events as Azure Event Grid delivers them."""
 
 from datetime import datetime
 from typing import Any, Final

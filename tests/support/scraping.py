@@ -69,7 +69,11 @@ class Prometheus:
         return targets
 
     def __enter__(self) -> Self:
-        eventually(self._answers)
+        try:
+            eventually(self._answers)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
