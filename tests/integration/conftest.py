@@ -1,4 +1,4 @@
-"""What several integration tests need."""
+"""Fixtures that several integration tests share."""
 
 from collections.abc import Iterator
 
@@ -23,8 +23,6 @@ def peer() -> Iterator[HttpPeer]:
 
 @pytest.fixture(autouse=True)
 def _a_slow_disk_is_not_sick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A noisy machine's disk may need seconds: then nothing is written, which is what some tests
-    are about.
-    """
+    """The disk of a busy machine may take seconds, and a sick disk would fail these tests."""
     monkeypatch.setattr(disk, "SLOW", PATIENCE)
     monkeypatch.setattr(store, "READ_PATIENCE", PATIENCE)

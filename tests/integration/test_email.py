@@ -35,17 +35,20 @@ def peer() -> Iterator[MailPeer]:
 
 
 def mails(peer: MailPeer) -> list[EmailMessage]:
-    found = [
-        email.message_from_bytes(content, policy=email.policy.default) for _, content in peer.mails
-    ]
-    return [one for one in found if isinstance(one, EmailMessage)]
+    """Return the mails that the server has accepted."""
+    parsed: list[EmailMessage] = []
+    for _, content in peer.mails:
+        mail = email.message_from_bytes(content, policy=email.policy.default)
+        assert isinstance(mail, EmailMessage)
+        parsed.append(mail)
+    return parsed
 
 
 def recipients(peer: MailPeer) -> list[list[str]]:
     return [to for to, _ in peer.mails]
 
 
-def keys(peer: MailPeer, **fields: Any) -> SinkConfig:
+def mail_to(peer: MailPeer, **fields: Any) -> SinkConfig:
     settings: dict[str, Any] = {
         "to": ("ops@example.org",),
         "sender": "vm@example.org",
@@ -89,7 +92,7 @@ def test_mails_of_one_event_form_one_thread(peer: MailPeer) -> None:
     started = message({}, STARTED)
     other_event = message({"EventId": "x"})
 
-    sent(keys(peer), announced, started, other_event)
+    sent(mail_to(peer), announced, started, other_event)
 
     first, second, stranger = mails(peer)
     assert first["Subject"] == "Freeze of WestNO_0"
@@ -102,7 +105,7 @@ def test_mails_of_one_event_form_one_thread(peer: MailPeer) -> None:
 
 
 def test_mail_about_an_event_without_notice_opens_its_thread(peer: MailPeer) -> None:
-    sent(keys(peer), message(STARTED))
+    sent(mail_to(peer), message(STARTED))
 
     (mail,) = mails(peer)
     assert mail["Subject"] == "Freeze of WestNO_0"
@@ -111,7 +114,7 @@ def test_mail_about_an_event_without_notice_opens_its_thread(peer: MailPeer) -> 
 def test_no_text_starts_another_header(peer: MailPeer) -> None:
     evil = message({"EventType": "=?utf8?q?x=0ABcc:y?="})
 
-    sent(keys(peer, sender="vm@m\u00fcller.example"), message(), evil)
+    sent(mail_to(peer, sender="vm@m\u00fcller.example"), message(), evil)
 
     plain, hostile = mails(peer)
     assert plain["From"] == "notbefore <vm@m\u00fcller.example>"
@@ -120,7 +123,7 @@ def test_no_text_starts_another_header(peer: MailPeer) -> None:
 
 
 def test_html_has_the_content_of_the_text(peer: MailPeer) -> None:
-    sent(keys(peer), message())
+    sent(mail_to(peer), message())
 
     (mail,) = mails(peer)
     assert mail.get_content_type() == "multipart/alternative"
@@ -142,7 +145,7 @@ def test_html_has_the_content_of_the_text(peer: MailPeer) -> None:
 def test_html_shows_texts_from_azure_as_text(peer: MailPeer) -> None:
     evil = '<script>alert(1)</script><img src=x onerror=alert(1)> & "quoted" ${title}'
 
-    sent(keys(peer), message({"Description": evil, "EventType": "<b>", "Resources": ["$title"]}))
+    sent(mail_to(peer), message({"Description": evil, "EventType": "<b>", "Resources": ["$title"]}))
 
     (mail,) = mails(peer)
     html = Shown(part(mail, "html"))
@@ -154,7 +157,7 @@ def test_html_shows_texts_from_azure_as_text(peer: MailPeer) -> None:
 def test_advice_keeps_its_lines_in_html(peer: MailPeer) -> None:
     messages = Messages(advice={"Freeze": "Drain the node:\nkubectl drain NODE"})
 
-    with closing(sink_of(keys(peer), messages)) as sink:
+    with closing(sink_of(mail_to(peer), messages)) as sink:
         sink.send(message())
 
     (mail,) = mails(peer)
@@ -162,7 +165,7 @@ def test_advice_keeps_its_lines_in_html(peer: MailPeer) -> None:
 
 
 def test_times_are_in_the_configured_zone_in_text_and_html(peer: MailPeer) -> None:
-    with closing(sink_of(keys(peer), Messages(time_zone="Europe/Berlin"))) as sink:
+    with closing(sink_of(mail_to(peer), Messages(time_zone="Europe/Berlin"))) as sink:
         sink.send(message())
 
     (mail,) = mails(peer)
@@ -174,12 +177,12 @@ def test_times_are_in_the_configured_zone_in_text_and_html(peer: MailPeer) -> No
 def test_html_is_readable_without_pictures_on_a_phone(
     peer: MailPeer, scheme: Literal["light", "dark"]
 ) -> None:
-    sent(keys(peer), message({"Resources": [f"a-long-name-of-a-vm-{n}" for n in range(20)]}))
+    sent(mail_to(peer), message({"Resources": [f"a-long-name-of-a-vm-{n}" for n in range(20)]}))
     (mail,) = mails(peer)
 
     with chromium() as browser:
         page = browser.new_page(color_scheme=scheme, viewport={"width": 320, "height": 600})
-        heard = PageLog(page)
+        log = PageLog(page)
         page.set_content(part(mail, "html"))
         width = page.evaluate("document.documentElement.scrollWidth")
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -189,8 +192,8 @@ def test_html_is_readable_without_pictures_on_a_phone(
 
     assert width == 320
     assert contrast.violations_count == 0, contrast.generate_report()
-    assert heard.requests == []
-    assert heard.complaints == []
+    assert log.requests == []
+    assert log.complaints == []
     assert background == "rgba(0, 0, 0, 0)"  # the mail program's own
 
 
@@ -200,48 +203,87 @@ def test_html_is_readable_without_pictures_on_a_phone(
 def test_mail_over_tls_with_a_password(
     tmp_path: Path, authority: trustme.CA, peer_tls: str, tls: str
 ) -> None:
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    ca_file = {"ca_file": str(tmp_path / "ca.pem")}
-    login = {"tls": tls, "user": "me@x", "password": Secret("p w?")}
+    ca_file = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca_file)
     with MailPeer(tls=peer_tls, password="p w?", authority=authority) as peer:
-        sent(keys(peer, **login, **ca_file))
+        login = {"tls": tls, "user": "me@x", "password": Secret("p w?")}
+
+        sent(mail_to(peer, **login, ca_file=str(ca_file)))
+
+        assert len(peer.mails) == 1
+
+
+# the whole connection is TLS
+@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
+@pytest.mark.parametrize(("peer_tls", "tls"), [("starttls", "starttls"), ("smtps", "tls")])
+def test_mail_with_a_wrong_password_waits_for_the_operator(
+    tmp_path: Path, authority: trustme.CA, peer_tls: str, tls: str
+) -> None:
+    ca_file = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca_file)
+    with MailPeer(tls=peer_tls, password="p w?", authority=authority) as peer:
+        login = {"tls": tls, "user": "me@x", "password": Secret("wrong")}
 
         with pytest.raises(SendError, match="535") as raised:
-            sent(keys(peer, **login | {"password": Secret("wrong")}, **ca_file))
+            sent(mail_to(peer, **login, ca_file=str(ca_file)))
+
         assert not raised.value.permanent
         assert raised.value.by_hand
+        assert peer.mails == []
+
+
+# the whole connection is TLS
+@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
+@pytest.mark.parametrize(("peer_tls", "tls"), [("starttls", "starttls"), ("smtps", "tls")])
+def test_mail_is_not_sent_to_an_untrusted_server(
+    authority: trustme.CA, peer_tls: str, tls: str
+) -> None:
+    with MailPeer(tls=peer_tls, password="p w?", authority=authority) as peer:
+        login = {"tls": tls, "user": "me@x", "password": Secret("p w?")}
+
         with pytest.raises(SendError, match="CERTIFICATE_VERIFY_FAILED"):
-            sent(keys(peer, **login))
-        assert len(peer.mails) == 1
+            sent(mail_to(peer, **login))
+
+        assert peer.mails == []
 
 
 def test_mail_is_delivered_when_the_server_refuses_quit(
     peer: MailPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def grumpy(_self: object, *_: object) -> str:
+    async def refuse_quit(_self: object, *_: object) -> str:
         return "421 go away"
 
-    monkeypatch.setattr(MailPeer, "handle_QUIT", grumpy, raising=False)
-    sent(keys(peer))
+    monkeypatch.setattr(MailPeer, "handle_QUIT", refuse_quit, raising=False)
+
+    sent(mail_to(peer))
 
     assert len(peer.mails) == 1
 
 
 @pytest.mark.parametrize(("answer", "permanent"), [("550 unknown", True), ("452 full", False)])
-def test_refused_recipient_does_not_delay_the_others(
+def test_mail_fails_when_its_only_recipient_is_refused(
     peer: MailPeer, answer: str, *, permanent: bool
 ) -> None:
     peer.refuse["ops@example.org"] = answer
+
     with pytest.raises(SendError, match=answer) as raised:
-        sent(keys(peer))
+        sent(mail_to(peer))
+
     assert raised.value.permanent == permanent
 
-    sent(keys(peer, to=("ops@example.org", "night@example.org")))
+
+@pytest.mark.parametrize("answer", ["550 unknown", "452 full"])
+def test_refused_recipient_does_not_delay_the_others(peer: MailPeer, answer: str) -> None:
+    peer.refuse["ops@example.org"] = answer
+
+    sent(mail_to(peer, to=("ops@example.org", "night@example.org")))
+
     assert recipients(peer) == [["night@example.org"]]
 
 
 def test_server_without_starttls_gets_nothing(peer: MailPeer) -> None:
     with pytest.raises(SendError, match="STARTTLS") as raised:
-        sent(keys(peer, tls="starttls"))
+        sent(mail_to(peer, tls="starttls"))
+
     assert peer.mails == []
     assert raised.value.permanent

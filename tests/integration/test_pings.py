@@ -1,6 +1,4 @@
-"""The dead man's switch: who is pinged, with what, when not, and what is said of a ping that does
-not arrive.
-"""
+"""The pings of the heartbeat: their addresses, their bodies, and the log lines of failed pings."""
 
 import logging
 from pathlib import Path
@@ -12,6 +10,7 @@ from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.view import PingStatus
 from notbefore.config.model import HeartbeatConfig
 from notbefore.config.secret import Secret
+from support.agent import NOWHERE
 from support.azure import ME
 from support.peers import Answer, HttpPeer
 
@@ -20,34 +19,31 @@ WELL = PingStatus("success", "1 event listed", ME)
 ILL = PingStatus("fail", "the last good answer of IMDS is 99.0 s old", None)
 
 
-def pinged(url: str, *statuses: PingStatus) -> None:
-    """A ping of each status."""
-    heartbeat = HeartbeatConfig(ping_url=Secret(url))
-    left = list(statuses or [WELL])
-    found = Pings(heartbeat, lambda: left.pop(0), ThreadGuard())
-    for _ in range(len(left)):
-        found.ping()
+def ping(url: Secret, *statuses: PingStatus) -> None:
+    """Ping once with each status."""
+    pings = Pings(HeartbeatConfig(ping_url=url), iter(statuses).__next__, ThreadGuard())
+    for _ in statuses:
+        pings.ping()
 
 
-def test_ping_reports_start_success_and_failure(
-    peer: HttpPeer,
-) -> None:
-    pinged(f"{peer.url}/uuid?rid=1", BEGINS, BEGINS, WELL, ILL)
+def test_ping_reports_start_success_and_failure(peer: HttpPeer) -> None:
+    ping(Secret(f"{peer.url}/uuid?rid=1"), BEGINS, BEGINS, WELL, ILL)
 
     begins, well, ill = peer.requests
-
-    assert [request.path for request in peer.requests] == [
-        "/uuid/start?rid=1",
-        "/uuid?rid=1",
-        "/uuid/fail?rid=1",
-    ]
+    assert begins.path == "/uuid/start?rid=1"
+    assert well.path == "/uuid?rid=1"
+    assert ill.path == "/uuid/fail?rid=1"
     assert b"no valid answer yet" in begins.body
-    # none waits in a connection that the receiver may close
-    assert len({request.client for request in peer.requests}) == 3
     assert well.body.decode().endswith(f" on {ME}: 1 event listed\n")
     assert ill.body.decode().endswith(
         " on unknown VM: the last good answer of IMDS is 99.0 s old\n"
     )
+
+
+def test_each_ping_has_its_own_connection(peer: HttpPeer) -> None:
+    ping(Secret(peer.url), WELL, WELL, WELL)
+
+    assert len({request.client for request in peer.requests}) == 3
 
 
 def test_failed_pings_are_logged_once_without_the_address(
@@ -64,7 +60,7 @@ def test_failed_pings_are_logged_once_without_the_address(
         ]
     )
 
-    pinged(f"{peer.url}/secret-uuid", *[WELL] * 5)
+    ping(Secret(f"{peer.url}/secret-uuid"), *[WELL] * 5)
 
     assert caplog.messages[:2] == [
         "heartbeat: ping_url was not reached: 127.0.0.1 answers 500",
@@ -76,27 +72,27 @@ def test_failed_pings_are_logged_once_without_the_address(
     assert "secret" not in caplog.text
 
 
-def test_refused_connection_and_unreadable_secret_are_logged(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    pinged("http://127.0.0.1:9/secret")
-    heartbeat = HeartbeatConfig(ping_url=Secret(str(tmp_path / "gone"), "file"))
-    Pings(heartbeat, lambda: WELL, ThreadGuard()).ping()
+def test_refused_connection_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    ping(Secret(f"{NOWHERE}/secret"), WELL)
 
-    refused, unreadable = caplog.messages
+    (line,) = caplog.messages
+    assert "Connection refused" in line
 
-    assert "Connection refused" in refused
-    assert f"file is missing in {tmp_path}" in unreadable
+
+def test_unreadable_secret_is_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    ping(Secret(str(tmp_path / "missing"), "file"), WELL)
+
+    (line,) = caplog.messages
+    assert f"file is missing in {tmp_path}" in line
 
 
 @pytest.mark.parametrize("place", [":port/secret", "[/secret"])
 def test_invalid_ping_url_is_not_logged(
     peer: HttpPeer, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
-    pinged(f"{peer.url}{place}")
+    ping(Secret(f"{peer.url}{place}"), WELL)
 
     (line,) = caplog.messages
-
     assert line.startswith("heartbeat: ping_url was not reached: ")
     assert "ret" not in line
     assert not peer.requests

@@ -1,6 +1,4 @@
-"""The simulator over real sockets: as strict as IMDS, several VMs, approval, faults, and a clean
-end.
-"""
+"""The simulator over real sockets: strict requests, several VMs, approvals, faults and its end."""
 
 import threading
 from collections.abc import Iterator
@@ -40,23 +38,26 @@ def listed(simulator: Simulator, session: requests.Session) -> Any:
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
-        (EVENTS, {}, 400),
-        (INSTANCE, {"Metadata": "false"}, 400),
-        (EVENTS, {**METADATA, "X-Forwarded-For": "10.0.0.1"}, 400),
-        (EVENTS, {**METADATA, "Content-Length": "abc"}, 400),
-        ("/metadata/scheduledevents", METADATA, 400),
-        ("/metadata/instance?api-version=2016-01-01", METADATA, 400),
-        ("/metadata/latest/scheduledevents?api-version=2020-07-01", METADATA, 404),
-        ("/vm/", METADATA, 404),
+        pytest.param(EVENTS, {}, 400, id="no Metadata header"),
+        pytest.param(INSTANCE, {"Metadata": "false"}, 400, id="Metadata is false"),
+        pytest.param(EVENTS, {**METADATA, "X-Forwarded-For": "10.0.0.1"}, 400, id="forwarded"),
+        pytest.param(EVENTS, {**METADATA, "Content-Length": "abc"}, 400, id="wrong length"),
+        pytest.param("/metadata/scheduledevents", METADATA, 400, id="no version"),
+        pytest.param(
+            "/metadata/instance?api-version=2016-01-01", METADATA, 400, id="unknown version"
+        ),
+        pytest.param(
+            "/metadata/latest/scheduledevents?api-version=2020-07-01", METADATA, 404, id="path"
+        ),
+        pytest.param("/vm/", METADATA, 404, id="no VM"),
     ],
 )
 def test_simulator_refuses_requests_that_imds_refuses(
     simulator: Simulator, path: str, headers: dict[str, str], status: int
 ) -> None:
-    assert (
-        requests.get(simulator.endpoint + path, headers=headers, timeout=PATIENCE).status_code
-        == status
-    )
+    answer = requests.get(simulator.endpoint + path, headers=headers, timeout=PATIENCE)
+
+    assert answer.status_code == status
 
 
 @pytest.mark.parametrize("vm", ["West%4eO_0", "West NO/ü"])
@@ -72,10 +73,11 @@ def test_approved_event_starts_early_and_its_id_ignores_case(
     simulator: Simulator, session: requests.Session
 ) -> None:
     event_id = simulator.start("user-reboot", speed=20)
-
     body = msgspec.json.encode({"StartRequests": [{"EventId": event_id.lower()}]})
 
-    assert session.post(simulator.endpoint + EVENTS, body, timeout=PATIENCE).status_code == 200
+    answer = session.post(simulator.endpoint + EVENTS, body, timeout=PATIENCE)
+
+    assert answer.status_code == 200
     eventually(lambda: bool(listed(simulator, session)[0]["EventStatus"] == "Started"))
     assert simulator.start_requests == [event_id]
 
@@ -83,38 +85,41 @@ def test_approved_event_starts_early_and_its_id_ignores_case(
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b'{"StartRequests": [{"EventId": 7}]}',
-        b'{"StartRequests": [{"EventId": "KNOWN"}, {"EventId": "never-was"}]}',
-        b"[" * 100_000,
-        b"\xff",
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"StartRequests": [{"EventId": 7}]}', id="number"),
+        pytest.param(
+            b'{"StartRequests": [{"EventId": "LISTED"}, {"EventId": "never-was"}]}', id="unknown id"
+        ),
+        pytest.param(b"[" * 100_000, id="deep"),
+        pytest.param(b"\xff", id="not UTF-8"),
     ],
 )
 def test_malformed_start_request_approves_nothing(
     simulator: Simulator, session: requests.Session, body: bytes
 ) -> None:
-    known = simulator.start("user-reboot").encode()
+    event_id = simulator.start("user-reboot").encode()
+    request = body.replace(b"LISTED", event_id)
 
-    refused = session.post(
-        simulator.endpoint + EVENTS, body.replace(b"KNOWN", known), timeout=PATIENCE
-    )
+    answer = session.post(simulator.endpoint + EVENTS, request, timeout=PATIENCE)
 
-    assert refused.status_code == 400
+    assert answer.status_code == 400
     assert simulator.start_requests == []
 
 
-def test_closed_simulator_leaves_no_thread_and_answers_no_client(
-    session: requests.Session,
-) -> None:
-    before = set(threading.enumerate())
-
+def test_closed_simulator_does_not_answer_a_connected_client(session: requests.Session) -> None:
     with Simulator() as simulator:
         assert listed(simulator, session) == []
 
+    with pytest.raises(requests.ConnectionError):
+        listed(simulator, session)
+
+
+def test_closed_simulator_ends_the_thread_of_a_frozen_answer() -> None:
+    before = set(threading.enumerate())
+
+    with Simulator() as simulator:
         simulator.fault("freeze", 3600.0)
         with pytest.raises(requests.Timeout):
             requests.get(simulator.endpoint + EVENTS, headers=METADATA, timeout=0.3)
 
-    with pytest.raises(requests.ConnectionError):
-        listed(simulator, session)
     eventually(lambda: set(threading.enumerate()) <= before)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Slack
+from notbefore.core.message import Message
 from peers.slack import SlackServer
 from support.azure import ME, STARTED
 from support.messages import message, sent, with_record_fields
@@ -29,39 +30,52 @@ def hook(server: HttpPeer, **fields: Any) -> SinkConfig:
     return SinkConfig(slack=Slack(url=Secret(f"{server.url}/services/T0/B0/x"), **fields))
 
 
+STEPS = (
+    message(REBOOT),
+    message(REBOOT, REBOOT | STARTED),
+    message(REBOOT, REBOOT | STARTED, None),
+)
+
+
 def test_each_step_of_an_event_is_a_message(slack: SlackServer) -> None:
-    steps = (
-        message(REBOOT),
-        message(REBOOT, REBOOT | STARTED),
-        message(REBOOT, REBOOT | STARTED, None),
-    )
-    sent(hook(slack), *steps)
+    sent(hook(slack), *STEPS)
 
-    titles = [message["blocks"][0]["text"]["text"] for message in slack.messages]
+    _, started, finished = (content["blocks"][0]["text"]["text"] for content in slack.messages)
+    colors = [content["attachments"][0]["color"] for content in slack.messages]
+    assert started == "Reboot of WestNO_0 has started"
+    assert finished == "Reboot of WestNO_0 is over"
+    assert colors == ["#c4314b", "#c4314b", "#2e9e5b"]
 
-    assert titles[1:] == ["Reboot of WestNO_0 has started", "Reboot of WestNO_0 is over"]
-    assert [message["attachments"][0]["color"] for message in slack.messages] == [
-        "#c4314b",
-        "#c4314b",
-        "#2e9e5b",
-    ]
 
-    for one, title, content in zip(steps, titles, slack.messages, strict=True):
-        # beside blocks the text is for notifications
-        shown = json.dumps([content["blocks"], content["attachments"]])
-        assert f"Delivery {one.delivery_id}" in shown
-        assert shown.count("Reboot of WestNO_0") == 1
-        assert content["text"] == title
+@pytest.mark.parametrize("step", STEPS, ids=["announced", "started", "finished"])
+def test_message_has_its_title_once_and_its_delivery_id(slack: SlackServer, step: Message) -> None:
+    sent(hook(slack), step)
+
+    (content,) = slack.messages
+    text = json.dumps([content["blocks"], content["attachments"]])
+    assert f"Delivery {step.delivery_id}" in text
+    assert text.count("Reboot of WestNO_0") == 1
+    # with blocks, Slack shows the text only in notifications
+    assert content["text"] == content["blocks"][0]["text"]["text"]
 
 
 def test_message_has_times_in_the_readers_zone_and_in_utc(slack: SlackServer) -> None:
     sent(hook(slack))
 
-    shown = json.dumps(slack.messages[0]["attachments"])
+    text = json.dumps(slack.messages[0]["attachments"])
+    assert "<!date^1772367300^{date_short_pretty} {time_secs}|2026-03-01 12:15:00 UTC>" in text
 
-    assert "<!date^1772367300^{date_short_pretty} {time_secs}|2026-03-01 12:15:00 UTC>" in shown
-    assert "<https://grafana.example.org/d/x?a=1&b=2|Dashboard>" in shown
-    for fact in (
+
+def test_message_links_the_dashboard(slack: SlackServer) -> None:
+    sent(hook(slack))
+
+    text = json.dumps(slack.messages[0]["attachments"])
+    assert "<https://grafana.example.org/d/x?a=1&b=2|Dashboard>" in text
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
         "rg-1",
         "WestNO",
         "zone 2",
@@ -69,8 +83,12 @@ def test_message_has_times_in_the_readers_zone_and_in_utc(slack: SlackServer) ->
         "Expected interruption*\\n5 s",
         "Platform",
         "Live Migration",
-    ):
-        assert fact in shown
+    ],
+)
+def test_message_has_the_facts_of_the_event(slack: SlackServer, fact: str) -> None:
+    sent(hook(slack))
+
+    assert fact in json.dumps(slack.messages[0]["attachments"])
 
 
 @pytest.mark.parametrize("body", [b"", b"no_service", b'{"success":true}', b"<Response/>"])
@@ -87,17 +105,16 @@ def test_texts_of_azure_mention_no_one(slack: SlackServer) -> None:
         "Description": "<!channel> <@U1> & <https://evil.example|click>",
         "EventType": "<!here>",
     }
+
     sent(hook(slack), message(evil), message(evil, evil | STARTED))
 
     for request in slack.requests:
-        text = request.body.decode()
-        for mention in ("<!channel>", "<@U1>"):
-            assert mention not in text
-        content = json.loads(text)
-        assert "<!here>" not in content["text"]
-
-    shown = json.dumps(slack.messages[0]["attachments"])
-    assert "!channel&gt; &lt;\\u200b@\\u200bU1&gt; &amp;" in shown
+        body = request.body.decode()
+        assert "<!channel>" not in body
+        assert "<@U1>" not in body
+        assert "<!here>" not in json.loads(body)["text"]
+    text = json.dumps(slack.messages[0]["attachments"])
+    assert "!channel&gt; &lt;\\u200b@\\u200bU1&gt; &amp;" in text
 
 
 MANY = st.lists(st.text(min_size=1, max_size=80), max_size=60)
@@ -110,17 +127,16 @@ MANY = st.lists(st.text(min_size=1, max_size=80), max_size=60)
 def test_slack_accepts_any_text_of_azure(
     slack: SlackServer, description: str, names: list[str], event_type: str
 ) -> None:
-    look = {
-        "Description": description,
-        "Resources": [*names, ME],
-        "EventType": f"x{event_type}",
-        "EventSource": event_type,
-    }
-
-    sent(
-        hook(slack),
-        message(look),
-        with_record_fields(message(look), description=description, event_type=event_type),
+    announced = message(
+        {
+            "Description": description,
+            "Resources": [*names, ME],
+            "EventType": f"x{event_type}",
+            "EventSource": event_type,
+        }
     )
+    unbounded = with_record_fields(announced, description=description, event_type=event_type)
+
+    sent(hook(slack), announced, unbounded)
 
     assert slack.faults == []
