@@ -1,6 +1,4 @@
-"""The wheel and the source distribution: built, looked into, installed beside nothing of this
-checkout, and run.
-"""
+"""The wheel and the source distribution: their files, and their installation."""
 
 import re
 import shutil
@@ -26,54 +24,53 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("dist")
-    built = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-d", place],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
-    return place
+    directory = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", directory]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> zipfile.ZipFile:
+    (path,) = dist.glob("*.whl")
+    return zipfile.ZipFile(path)
 
 
 @pytest.fixture(scope="module")
 def prefix(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that holds the wheel.
-
-    What it depends on is lent by the one that the tests run in.
-    """
+    """An environment with the wheel. It uses the libraries of the environment of the tests."""
     (wheel,) = dist.glob("*.whl")
     return environment(tmp_path_factory.mktemp("opt") / "notbefore", wheel)
 
 
-def test_wheel_contains_every_file_of_the_package(
-    dist: Path,
-) -> None:
-    (wheel,) = dist.glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
+def test_wheel_contains_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
     package = ROOT / "src" / "notbefore"
-    files = (
-        path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    )
+    files = {
+        f"notbefore/{path.relative_to(package).as_posix()}"
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
-    assert {f"notbefore/{path.relative_to(package).as_posix()}" for path in files} <= held
-    assert any(name.endswith("share/notbefore/systemd/notbefore.service") for name in held)
-    for completion in (
-        "share/bash-completion/completions/notbefore",
-        "share/zsh/site-functions/_notbefore",
-        "share/fish/vendor_completions.d/notbefore.fish",
-    ):
-        assert any(name.endswith(f".data/data/{completion}") for name in held)
+    assert files <= set(wheel.namelist())
 
 
-def test_readme_in_the_wheel_has_only_absolute_links(dist: Path) -> None:
-    (wheel,) = dist.glob("*.whl")
-    archive = zipfile.ZipFile(wheel)
-    (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+COMPLETIONS = (
+    "share/bash-completion/completions/notbefore",
+    "share/zsh/site-functions/_notbefore",
+    "share/fish/vendor_completions.d/notbefore.fish",
+)
 
-    readme = archive.read(metadata).decode()
+
+@pytest.mark.parametrize("path", ["share/notbefore/systemd/notbefore.service", *COMPLETIONS])
+def test_wheel_contains_files_outside_the_package(wheel: zipfile.ZipFile, path: str) -> None:
+    assert [name for name in wheel.namelist() if name.endswith(f".data/data/{path}")]
+
+
+def test_readme_in_the_wheel_has_only_absolute_links(wheel: zipfile.ZipFile) -> None:
+    (metadata,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+
+    readme = wheel.read(metadata).decode()
 
     assert re.findall(r"\]\((?!https:|#)([^)]*)\)", readme) == []
 
@@ -91,183 +88,237 @@ def test_source_distribution_contains_documents_tests_and_tools(dist: Path) -> N
     }
 
 
+# ---- the installer
+
+
 @pytest.fixture
-def destination() -> Iterator[Path]:
-    """Another system's root, in a place where others than we may read."""
+def root() -> Iterator[Path]:
+    """The root of an empty system, which every user may read."""
     needs("awk", "sed")
     with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory)
-        place.chmod(0o755)
-        (place / "etc" / "notbefore").mkdir(parents=True)
-        (place / "etc" / "notbefore" / "notbefore.yml").write_text("# healthy\n", encoding="utf-8")
-        yield place
+        root = Path(directory)
+        root.chmod(0o755)
+        yield root
 
 
 @pytest.fixture
-def install(prefix: Path, destination: Path) -> Install:
-    """The installer, for that root."""
-    return partial(
-        run, prefix / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(destination)
-    )
+def config(root: Path) -> Path:
+    """A configuration that is there before the installation."""
+    file = root / "etc" / "notbefore" / "notbefore.yml"
+    file.parent.mkdir(parents=True)
+    file.write_text("# healthy\n", encoding="utf-8")
+    return file
 
 
-def is_untouched(destination: Path) -> bool:
-    etc = destination / "etc" / "notbefore"
-    return (
-        not list(etc.glob(".*"))
-        and (etc / "notbefore.yml").read_text(encoding="utf-8") == "# healthy\n"
-    )
+@pytest.fixture
+def install(prefix: Path, root: Path) -> Install:
+    """Runs the installer for the root."""
+    return partial(run, prefix / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(root))
 
 
-def test_installer_sets_up_the_service_and_keeps_the_configuration(
-    prefix: Path, destination: Path, install: Install, tmp_path: Path
-) -> None:
-    mine = tmp_path / "mine #&.yml"
-    etc = destination / "etc" / "notbefore"
-    units = destination / "etc" / "systemd" / "system"
-    (etc / "notbefore.yml").unlink()
-    (etc / "credentials").mkdir()
-    (etc / "credentials" / "hook-key").write_text("key\n", encoding="utf-8")
-    first = install("--no-start")
+def is_untouched(config: Path) -> bool:
+    """Return whether the configuration has its old text, and no hidden file lies next to it."""
+    hidden = list(config.parent.glob(".*"))
+    return hidden == [] and config.read_text(encoding="utf-8") == "# healthy\n"
 
-    assert first.returncode == 0
-    assert first.stderr == ""
 
-    unit = (units / "notbefore.service").read_text(encoding="utf-8")
+def add_credential(root: Path, name: str, text: str) -> None:
+    file = root / "etc" / "notbefore" / "credentials" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def test_installer_sets_up_the_service(prefix: Path, root: Path, install: Install) -> None:
+    result = install("--no-start")
+
+    unit = (root / "etc" / "systemd" / "system" / "notbefore.service").read_text(encoding="utf-8")
+    assert result.returncode == 0
+    assert result.stderr == ""
     assert f"ExecStart={prefix}/bin/notbefore run /etc/notbefore/notbefore.yml\n" in unit
 
-    credentials = (units / "notbefore.service.d" / "credentials.conf").read_text(encoding="utf-8")
-    assert credentials == "[Service]\nLoadCredential=hook-key:/etc/notbefore/credentials/hook-key\n"
 
-    local = destination / "usr" / "local"
-    linked = (
-        "bin/notbefore",
-        "share/bash-completion/completions/notbefore",
-        "share/zsh/site-functions/_notbefore",
-        "share/fish/vendor_completions.d/notbefore.fish",
-    )
-    for name in linked:
-        assert (local / name).readlink() == prefix / name
-        assert (local / name).is_file()
+def test_installer_lets_the_service_load_the_credentials(root: Path, install: Install) -> None:
+    add_credential(root, "hook-key", "key\n")
 
-    text = "sinks: {hook: {webhook: {url: 'https://example.org', secret_credential: hook-key}}}\n"
-    mine.write_text(text, encoding="utf-8")
+    install("--no-start")
 
-    assert install("--no-start", "--config", mine).returncode == 0
-    assert install("--no-start").returncode == 0
-    assert install("--config", etc / "notbefore.yml").returncode == 0, (
-        "the file that is there already"
+    drop_in = root / "etc" / "systemd" / "system" / "notbefore.service.d" / "credentials.conf"
+    assert drop_in.read_text(encoding="utf-8") == (
+        "[Service]\nLoadCredential=hook-key:/etc/notbefore/credentials/hook-key\n"
     )
 
-    mine.write_text("sink: {}\n", encoding="utf-8")
-    refused = install("--no-start", "--config", mine)
 
-    assert refused.returncode == 1
-    assert f"{mine}:1:1: sink" in refused.stderr
-    assert (etc / "notbefore.yml").read_text(encoding="utf-8") == text
-    assert install("--wrong").returncode == 1
+def test_installer_links_the_command_and_its_completions(
+    prefix: Path, root: Path, install: Install
+) -> None:
+    install("--no-start")
+
+    for name in ("bin/notbefore", *COMPLETIONS):
+        link = root / "usr" / "local" / name
+        assert link.readlink() == prefix / name
+        assert link.is_file()
+
+
+def test_installer_installs_a_configuration(root: Path, install: Install, tmp_path: Path) -> None:
+    add_credential(root, "hook-key", "key\n")
+    file = tmp_path / "mine #&.yml"
+    hook = "{webhook: {url: 'https://example.org', secret_credential: hook-key}}"
+    text = f"sinks: {{hook: {hook}}}\n"
+    file.write_text(text, encoding="utf-8")
+
+    result = install("--no-start", "--config", file)
+
+    config = root / "etc" / "notbefore" / "notbefore.yml"
+    assert result.returncode == 0
+    assert config.read_text(encoding="utf-8") == text
+
+
+def test_installer_keeps_the_configuration(config: Path, install: Install) -> None:
+    without_option = install("--no-start")
+    with_the_same_file = install("--no-start", "--config", config)
+
+    assert without_option.returncode == 0
+    assert with_the_same_file.returncode == 0
+    assert is_untouched(config)
+
+
+def test_installer_refuses_a_wrong_configuration(
+    config: Path, install: Install, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yml"
+    file.write_text("sink: {}\n", encoding="utf-8")
+
+    result = install("--no-start", "--config", file)
+
+    assert result.returncode == 1
+    assert f"{file}:1:1: sink" in result.stderr
+    assert is_untouched(config)
+
+
+def test_installer_refuses_an_unknown_option(config: Path, install: Install) -> None:
+    result = install("--wrong")
+
+    assert result.returncode == 1
+    assert is_untouched(config)
 
 
 @pytest.mark.parametrize("umask", ["000", "077"])
 def test_installed_files_have_the_same_modes_under_any_umask(
-    prefix: Path, destination: Path, umask: str
+    prefix: Path, root: Path, umask: str
 ) -> None:
     script = prefix / "share" / "notbefore" / "fleet" / "install.sh"
-    unit = destination / "etc" / "systemd" / "system" / "notbefore.service"
+    unit = root / "etc" / "systemd" / "system" / "notbefore.service"
     unit.parent.mkdir(parents=True)
     unit.touch()
-    unit.chmod(0o666)  # of an earlier installation
-    (destination / "etc" / "notbefore" / "notbefore.yml").unlink()
-    done = run("sh", "-c", f'umask {umask}; exec "$0" --no-start', script, DESTDIR=str(destination))
+    unit.chmod(0o666)  # by an earlier installation
 
-    assert done.returncode == 0
-    assert done.stderr == ""
+    result = run("sh", "-c", f'umask {umask}; exec "$0" --no-start', script, DESTDIR=str(root))
 
-    made = {
-        path.relative_to(destination).as_posix(): path
-        for path in destination.rglob("*")
-        if not path.is_symlink()
-    }
-    modes = {name: path.stat().st_mode & 0o777 for name, path in made.items()}
-
+    assert result.returncode == 0
+    assert result.stderr == ""
+    modes: dict[str, int] = {}
+    for path in root.rglob("*"):
+        if not path.is_symlink():
+            modes[path.relative_to(root).as_posix()] = path.stat().st_mode & 0o777
     assert modes.pop("etc/notbefore/credentials") == 0o700
-    assert {
-        name: mode
-        for name, mode in modes.items()
-        if mode != (0o755 if made[name].is_dir() else 0o644)
-    } == {}
-    assert {
-        "etc/notbefore/notbefore.yml",
-        "etc/systemd/system/notbefore.service.d/credentials.conf",
-    } <= modes.keys()
+    assert "etc/notbefore/notbefore.yml" in modes
+    assert "etc/systemd/system/notbefore.service.d/credentials.conf" in modes
+    for name, mode in modes.items():
+        expected = 0o755 if (root / name).is_dir() else 0o644
+        assert mode == expected, name
 
 
+@pytest.mark.parametrize(
+    ("sink", "key"),
+    [
+        ("{slack: {url: 'https://hooks.example.org/hunter2'}}", "slack.url"),
+        ("{webhook: {url: 'https://example.org/in?key=hunter2'}}", "webhook.url"),
+        ("{webhook: {url: 'https://example.org/in/hunter2-is-a-long-one'}}", "webhook.url"),
+        ("{webhook: {url: 'https://example.org/in', secret: hunter2}}", "webhook.secret"),
+    ],
+    ids=["slack", "query", "path", "secret"],
+)
 def test_installer_refuses_a_secret_in_the_configuration(
-    destination: Path, install: Install, tmp_path: Path
+    config: Path, install: Install, tmp_path: Path, sink: str, key: str
 ) -> None:
-    mine = tmp_path / "mine.yml"
-    sinks = {
-        "oncall": "{slack: {url: 'https://hooks.example.org/hunter2'}}",
-        "query": "{webhook: {url: 'https://example.org/in?key=hunter2'}}",
-        "path": "{webhook: {url: 'https://example.org/in/hunter2-is-a-long-one'}}",
-        "key": "{webhook: {url: 'https://example.org/in', secret: hunter2}}",
-    }
-    mine.write_text(
-        "sinks:\n" + "".join(f"  {name}: {sink}\n" for name, sink in sinks.items()),
-        encoding="utf-8",
-    )
-    mine.chmod(0o600)
-    refused = install("--config", mine)
+    file = tmp_path / "mine.yml"
+    file.write_text(f"sinks: {{hook: {sink}}}\n", encoding="utf-8")
+    file.chmod(0o600)
 
-    assert refused.returncode == 1
-    for key in ("oncall.slack.url", "query.webhook.url", "path.webhook.url", "key.webhook.secret"):
-        assert f"sinks.{key}" in refused.stderr
-    assert "/etc/notbefore/credentials/NAME" in refused.stderr
-    assert "hunter2" not in refused.stderr
-    assert is_untouched(destination)
+    result = install("--config", file)
 
-    credentials = destination / "etc" / "notbefore" / "credentials"
-    (credentials / "slack-url").write_text("https://hooks.example.org/hunter2\n", encoding="utf-8")
-    mine.write_text("sinks: {oncall: {slack: {url_credential: slack-url}}}\n", encoding="utf-8")
-
-    assert install("--config", mine).returncode == 0
-    assert (destination / "etc" / "notbefore" / "notbefore.yml").stat().st_mode & 0o777 == 0o644
+    assert result.returncode == 1
+    assert f"sinks.hook.{key}" in result.stderr
+    assert "/etc/notbefore/credentials/NAME" in result.stderr
+    assert "hunter2" not in result.stderr
+    assert is_untouched(config)
 
 
-def test_installer_refuses_a_prefix_with_special_characters_of_systemd(
-    prefix: Path, destination: Path, tmp_path: Path
+def test_installer_accepts_a_secret_in_a_credential(
+    root: Path, config: Path, install: Install, tmp_path: Path
 ) -> None:
-    other = tmp_path / "50% not"
+    add_credential(root, "slack-url", "https://hooks.example.org/hunter2\n")
+    file = tmp_path / "mine.yml"
+    file.write_text("sinks: {oncall: {slack: {url_credential: slack-url}}}\n", encoding="utf-8")
+    file.chmod(0o600)
+
+    result = install("--config", file)
+
+    assert result.returncode == 0
+    assert config.stat().st_mode & 0o777 == 0o644
+
+
+def test_installer_refuses_a_prefix_with_special_characters(
+    prefix: Path, root: Path, config: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "50% not"  # `%` and blanks have a meaning in units
     shutil.copytree(prefix, other, symlinks=True, ignore=shutil.ignore_patterns("lib", "include"))
 
-    refused = run(other / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(destination))
+    result = run(other / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(root))
 
-    assert refused.returncode == 1
-    assert "letters, digits and" in refused.stderr
-    assert is_untouched(destination)
+    assert result.returncode == 1
+    assert "letters, digits and" in result.stderr
+    assert is_untouched(config)
 
 
-def test_uninstall_removes_the_service_and_keeps_state_and_configuration(
-    destination: Path, install: Install
+@pytest.fixture
+def state(root: Path, config: Path, install: Install) -> Path:
+    """The state directory of an installed agent with this configuration."""
+    assert config.exists()
+    result = install()
+    assert result.returncode == 0, result.stderr
+    directory = root / "var" / "lib" / "notbefore"
+    directory.mkdir(parents=True)
+    (directory / "notbefore.db").write_bytes(b"")
+    return directory
+
+
+def test_uninstall_removes_the_service_and_keeps_its_data(
+    root: Path, config: Path, install: Install, state: Path
 ) -> None:
-    units = destination / "etc" / "systemd" / "system"
-    state = destination / "var" / "lib" / "notbefore"
+    result = install("--uninstall")
 
-    assert install().returncode == 0
-
-    state.mkdir(parents=True)
-    (state / "notbefore.db").write_bytes(b"")
-
-    assert install("--purge").returncode == 1
-
-    removed = install("--uninstall")
-
-    assert removed.returncode == 0
-    assert removed.stderr == ""
-    assert not [path for path in (destination / "usr").rglob("*") if path.is_symlink()]
-    assert list(units.iterdir()) == []
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert [path for path in (root / "usr").rglob("*") if path.is_symlink()] == []
+    assert list((root / "etc" / "systemd" / "system").iterdir()) == []
     assert (state / "notbefore.db").exists()
-    assert is_untouched(destination)
-    assert install("--uninstall", "--purge").returncode == 0
+    assert is_untouched(config)
+
+
+def test_uninstall_with_purge_removes_state_and_configuration(
+    config: Path, install: Install, state: Path
+) -> None:
+    result = install("--uninstall", "--purge")
+
+    assert result.returncode == 0
     assert not state.exists()
-    assert not (destination / "etc" / "notbefore").exists()
+    assert not config.parent.exists()
+
+
+def test_purge_without_uninstall_is_refused(config: Path, install: Install, state: Path) -> None:
+    result = install("--purge")
+
+    assert result.returncode == 1
+    assert (state / "notbefore.db").exists()
+    assert is_untouched(config)
