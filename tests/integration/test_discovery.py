@@ -1,4 +1,4 @@
-"""Looking for IMDS: the order of the places, and what is believed."""
+"""The search for IMDS at other addresses, and the choice of the api-version."""
 
 import logging
 import threading
@@ -25,21 +25,21 @@ from support.raw_server import answer, serving
 from support.tracking import Tracking
 
 VERSION = "2020-07-01"
-# written by the clients themselves, but NetworkManager's
+# files that the DHCP clients themselves have written, except NetworkManager's
 LEASES = Path(__file__).parent.parent / "leases"
 
 
-def usual_is(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An endpoint that stands for the usual address."""
+def use_as_usual_address(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling, "ENDPOINT", endpoint)
     monkeypatch.setattr(elsewhere, "ENDPOINT", endpoint)
-    return endpoint
 
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The usual address, where nobody listens."""
-    return usual_is(f"http://127.0.0.1:{free_port()}", monkeypatch)
+    """The usual address of IMDS, at which no server listens."""
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    use_as_usual_address(endpoint, monkeypatch)
+    return endpoint
 
 
 def test_registry_of_windows_is_tried_after_the_environment(
@@ -60,45 +60,59 @@ def test_registry_of_windows_is_tried_after_the_environment(
     ]
 
 
+LEASE_FILES = {
+    "networkd": "run/systemd/netif/leases/2",
+    "network-manager": "run/NetworkManager/devices/2",
+    "dhclient.leases": "var/lib/dhcp/dhclient.eth0.leases",
+}
+
+
 def test_candidates_are_read_from_each_place_in_order(tmp_path: Path) -> None:
-    for file, place in (
-        ("networkd", "run/systemd/netif/leases/2"),
-        ("network-manager", "run/NetworkManager/devices/2"),
-        ("dhclient.leases", "var/lib/dhcp/dhclient.eth0.leases"),
-    ):
+    for name, place in LEASE_FILES.items():
         path = tmp_path / place
         path.parent.mkdir(parents=True)
-        lease = (LEASES / file).read_bytes()
-        path.write_bytes(lease)
-        assert address_in(lease.replace(b"245", b"244")) == ""
+        path.write_bytes((LEASES / name).read_bytes())
+    networkd = tmp_path / "run/systemd/netif/leases"
+    (networkd / "a-directory").mkdir()
+    (networkd / "without-the-option").write_text("ADDRESS=10.0.0.4\n", encoding="ascii")
 
-    for name in ("a-directory/", "without"):
-        path = tmp_path / "run/systemd/netif/leases" / name
-        path.mkdir() if name.endswith("/") else path.write_text(
-            "ADDRESS=10.0.0.4\n", encoding="ascii"
-        )
-
-    assert [
+    endpoints = [
         endpoint for _, endpoint in candidates({"SCHEDULEDEVENTSIP": "192.0.2.1"}, tmp_path)
-    ] == [
+    ]
+
+    assert endpoints == [
         "http://169.254.169.254",
         "http://192.0.2.1",
         "http://98.76.54.32",
         "http://168.63.129.16",
         "http://10.99.0.1",
     ]
+
+
+def test_usual_address_is_the_only_candidate_without_other_places() -> None:
     assert len(list(candidates({}, Path("/nowhere")))) == 1
 
 
-def test_only_a_scheduled_events_document_identifies_imds(silent: str) -> None:
+@pytest.mark.parametrize("name", LEASE_FILES)
+def test_lease_without_azures_option_has_no_address(name: str) -> None:
+    lease = (LEASES / name).read_bytes()
+
+    assert address_in(lease.replace(b"245", b"244")) == ""
+
+
+def test_scheduled_events_document_identifies_imds() -> None:
+    with Simulator() as imds:
+        assert why_not(imds.endpoint, VERSION) == ""
+
+
+def test_other_document_does_not_identify_imds() -> None:
     with serving(answer(body=b'{"hello": "world"}')) as (other, _):
         assert "not a Scheduled Events document" in why_not(other, VERSION)
 
-    assert why_not("http://not an address", VERSION).startswith("imds.endpoint: ")
-    assert why_not(silent, VERSION).startswith("refused")
 
-    with Simulator() as imds:
-        assert why_not(imds.endpoint, VERSION) == ""
+def test_reason_against_an_address_is_its_failure(silent: str) -> None:
+    assert why_not(silent, VERSION).startswith("refused")
+    assert why_not("http://not an address", VERSION).startswith("imds.endpoint: ")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +125,8 @@ def test_only_a_scheduled_events_document_identifies_imds(silent: str) -> None:
         (b"a8:3f81:10", ""),
         (b"a8::81:10", ""),
         (b"\xff", ""),
-        (b"0:0:0:0", ""),  # what follows cannot be another machine
+        # not the address of another machine
+        (b"0:0:0:0", ""),
         (b"7f:0:0:1", ""),
         (b"e0:0:0:1", ""),
         (b"ff:ff:ff:ff", ""),
@@ -124,8 +139,8 @@ def test_address_is_read_from_both_spellings_of_its_bytes(value: bytes, address:
 @given(st.binary(max_size=600))
 def test_parser_of_leases_accepts_any_bytes(noise: bytes) -> None:
     for text in (noise, b"OPTION_245=" + noise, b"option unknown-245 " + noise + b";"):
-        found = address_in(text)
-        assert not found or len(found.split(".")) == 4
+        address = address_in(text)
+        assert address == "" or len(address.split(".")) == 4
 
 
 def version_of(agent: Tracking) -> str:
@@ -203,9 +218,11 @@ def test_poll_after_a_timeout_waits_for_a_slow_answer(
 
 @contextmanager
 def watching(directory: Path, **settings: str) -> Iterator[tuple[Tracking, polling.PollThread]]:
-    """The polling of an agent, with its state."""
-    imds = {f"imds.{name}": value for name, value in {"interval": "200ms", **settings}.items()}
-    agent = Tracking(directory, Clock(), load(None, {}, imds))
+    """Poll as an agent with these settings of IMDS; yield its state and the thread that polls."""
+    options = {"imds.interval": "200ms"}
+    for name, value in settings.items():
+        options[f"imds.{name}"] = value
+    agent = Tracking(directory, Clock(), load(None, {}, options))
     agent.tracker.use(agent.config.imds.endpoint, agent.runtime.current.api_version)
     watcher = polling.PollThread(agent.runtime, agent.tracker, agent.clock, ThreadGuard())
     watcher.start()
@@ -216,7 +233,7 @@ def watching(directory: Path, **settings: str) -> Iterator[tuple[Tracking, polli
         agent.close()
 
 
-def test_found_endpoint_is_kept_until_it_is_silent_for_long(
+def test_endpoint_of_the_search_is_kept_until_it_is_silent_for_long(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(polling, "SILENCE", 1.0)
@@ -239,42 +256,39 @@ def test_found_endpoint_is_kept_until_it_is_silent_for_long(
 def test_late_imds_is_not_searched_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        elsewhere, "candidates", lambda: pytest.fail("it answers at the third poll")
-    )
-    # two polls, and not the seconds in which nothing runs here
-    monkeypatch.setattr(polling, "FIRST_SILENCE", PATIENCE)
+    search = Mock()
+    monkeypatch.setattr(elsewhere, "candidates", search)
+    monkeypatch.setattr(polling, "FIRST_SILENCE", PATIENCE)  # on a busy machine too
     with Simulator(vms=("late",)) as imds:
-        usual_is(imds.endpoint, monkeypatch)
+        use_as_usual_address(imds.endpoint, monkeypatch)
         imds.fault("status", times=2)
         with watching(tmp_path, endpoint=imds.endpoint) as (agent, watcher):
             eventually(lambda: agent.snapshot.vm is not None and agent.snapshot.poll.answered)
-            assert not watcher.trouble
+
+            assert watcher.trouble == ""
+            assert search.call_count == 0
 
 
 def test_silent_places_leave_no_hanging_thread(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def slow(_endpoint: str, _version: str) -> str:
-        begun = time.monotonic()
+    places = [("configuration", silent), ("lease", "http://a")] * 2
+    overdue: list[float] = []  # for each place, without the time that this place took
+
+    def time_out_slowly(_endpoint: str, _version: str) -> str:
+        started = time.monotonic()
         time.sleep(1.0)
-        late.append(watcher.overdue - (time.monotonic() - begun))
+        overdue.append(watcher.overdue - (time.monotonic() - started))
         return "timeout"
 
-    late: list[
-        float
-    ] = []  # how long the poll was overdue at the end of each place, beyond what that place took
     caplog.set_level(logging.INFO, "notbefore")
-    monkeypatch.setattr(
-        elsewhere, "candidates", lambda: [("configuration", silent), ("lease", "http://a")] * 2
-    )
-    monkeypatch.setattr(elsewhere, "why_not", slow)
+    monkeypatch.setattr(elsewhere, "candidates", lambda: places)
+    monkeypatch.setattr(elsewhere, "why_not", time_out_slowly)
     with watching(tmp_path, endpoint=silent) as (_, watcher):
         monkeypatch.setattr(polling, "FIRST_SILENCE", 0.5)
+        eventually(lambda: len(overdue) >= 4)
 
-        eventually(lambda: len(late) >= 4)
-        assert max(late) < 0.9  # none of the places before
-
+    assert max(overdue) < 0.9
     assert "is IMDS at http://a (lease)? timeout" in caplog.messages
 
 
@@ -284,14 +298,14 @@ def test_stopped_polling_publishes_no_endpoint(
     is_searching = threading.Event()
     may_answer = threading.Event()
 
-    def find(_endpoint: str, _version: str) -> str:
+    def find_imds_late(_endpoint: str, _version: str) -> str:
         is_searching.set()
         may_answer.wait(PATIENCE)
         return ""
 
     monkeypatch.setattr(polling, "FIRST_SILENCE", 0.2)
     monkeypatch.setattr(elsewhere, "candidates", lambda: [("lease", "http://127.0.0.1:9")])
-    monkeypatch.setattr(elsewhere, "why_not", find)
+    monkeypatch.setattr(elsewhere, "why_not", find_imds_late)
     with watching(tmp_path, endpoint=silent) as (agent, watcher):
         assert is_searching.wait(PATIENCE)
 

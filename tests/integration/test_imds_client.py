@@ -1,6 +1,4 @@
-"""The IMDS client against real sockets: what it sends, what it accepts, and how each failure is
-called.
-"""
+"""The IMDS client against real sockets: requests, answers, and the reason of each failure."""
 
 import gc
 import socket
@@ -31,9 +29,10 @@ OPEN: list[ImdsClient] = []
 
 
 def connect(endpoint: str) -> ImdsClient:
-    """A client that is closed when the test ends."""
-    OPEN.append(ImdsClient(endpoint))
-    return OPEN[-1]
+    """Return a client. It is closed when the test ends."""
+    client = ImdsClient(endpoint)
+    OPEN.append(client)
+    return client
 
 
 @pytest.fixture(autouse=True)
@@ -53,21 +52,25 @@ def failure(endpoint: str, timeout: float = 20.0) -> ImdsError:
 
 
 def test_client_sends_the_metadata_header_and_reads_the_answer() -> None:
-    with serving(answer(body=b'{"a":1}')) as (endpoint, seen):
-        assert connect(endpoint).get(PATH).body == b'{"a":1}'
+    with serving(answer(body=b'{"a":1}')) as (endpoint, requests):
+        reply = connect(endpoint).get(PATH)
 
-    assert seen[0].startswith(f"GET {PATH} HTTP/1.1\r\n".encode())
-    assert b"\r\nMetadata: true\r\n" in seen[0]
-    assert b"Cookie" not in seen[0]
-    assert b"Authorization" not in seen[0]
+    (request,) = requests
+    assert reply.body == b'{"a":1}'
+    assert request.startswith(f"GET {PATH} HTTP/1.1\r\n".encode())
+    assert b"\r\nMetadata: true\r\n" in request
+    assert b"Cookie" not in request
+    assert b"Authorization" not in request
 
 
 @pytest.mark.parametrize(
     ("header", "date"),
     [
-        ("Date: Mon, 11 Apr 2022 22:26:58 GMT", "Mon, 11 Apr 2022 22:26:58 GMT"),
-        ("X: y", ""),
-        (f"Date: {'9' * 100}", "9" * 64),  # bounded, and no time: see Clock.instant
+        pytest.param(
+            "Date: Mon, 11 Apr 2022 22:26:58 GMT", "Mon, 11 Apr 2022 22:26:58 GMT", id="date"
+        ),
+        pytest.param("X: y", "", id="no date"),
+        pytest.param(f"Date: {'9' * 100}", "9" * 64, id="long"),
     ],
 )
 def test_answer_has_the_date_of_its_header(header: str, date: str) -> None:
@@ -75,51 +78,55 @@ def test_answer_has_the_date_of_its_header(header: str, date: str) -> None:
         assert connect(endpoint).get(PATH).date == date
 
 
-def test_connection_is_kept_and_opened_again_when_the_server_closed_it() -> None:
+def test_connection_is_kept_until_the_server_closes_it() -> None:
     ports: list[int] = []
 
-    def kept(connection: socket.socket, head: bytes) -> None:
+    def answer_and_keep(connection: socket.socket, head: bytes) -> None:
         ports.append(connection.getpeername()[1])
         answer()(connection, head)
 
-    closing = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-    with serving(closing, kept) as (endpoint, seen):
+    answer_and_close = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+    with serving(answer_and_close, answer_and_keep) as (endpoint, requests):
         client = connect(endpoint)
 
         client.get(PATH)
-
-        assert client.get(PATH).body == b"{}"
-
+        second = client.get(PATH)
         client.get(PATH)
 
-    assert len(seen) == 3
-    assert ports[0] == ports[1]  # else it is kept
+    assert second.body == b"{}"
+    assert len(requests) == 3
+    assert ports[0] == ports[1]
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def test_trailer_changes_no_header() -> None:
-    with serving(raw(CHUNKED + b"2\r\n{}\r\n0\r\nDate: now\r\n\r\n", close=False)) as (endpoint, _):
-        found = connect(endpoint).get(PATH)
+    with_trailer = raw(CHUNKED + b"2\r\n{}\r\n0\r\nDate: now\r\n\r\n", close=False)
 
-    assert found.body == b"{}"
-    assert found.date == ""
+    with serving(with_trailer) as (endpoint, _):
+        reply = connect(endpoint).get(PATH)
+
+    assert reply.body == b"{}"
+    assert reply.date == ""
 
 
 @pytest.mark.parametrize(
-    "more", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nDate: 2\r\n\r\nbad", b"junk"]
+    "more",
+    [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nDate: 2\r\n\r\nbad", b"junk"],
+    ids=["second answer", "junk"],
 )
 def test_bytes_after_an_answer_belong_to_no_answer(more: bytes) -> None:
-    twice = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" + more, close=False)
-    with serving(twice, answer(body=b"good")) as (endpoint, _):
+    with_more = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" + more, close=False)
+    with serving(with_more, answer(body=b"good")) as (endpoint, _):
         client = connect(endpoint)
 
         first = client.get(PATH)
+        second = client.get(PATH)
 
-        assert first.body == b"{}"
-        assert first.date == ""
-        assert client.get(PATH).body == b"good"
+    assert first.body == b"{}"
+    assert first.date == ""
+    assert second.body == b"good"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,7 @@ def test_bytes_after_an_answer_belong_to_no_answer(more: bytes) -> None:
         (answer("429 Too Many Requests"), "throttled"),
         (answer("418 I'm a teapot"), "status"),
         (answer("500 Internal Server Error"), "server_error"),
-        (raw(b"HTTP/1.1 304 Not Modified\r\n\r\n"), "redirect"),  # nobody asked for it
+        (raw(b"HTTP/1.1 304 Not Modified\r\n\r\n"), "redirect"),
         (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), "incomplete"),
         (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nhalf"), "incomplete"),
         (raw(b"SSH-2.0-OpenSSH_9.2\r\n"), "protocol"),
@@ -161,8 +168,10 @@ def test_failure_has_its_reason_and_the_next_request_succeeds(talk: Talk, reason
 
         with pytest.raises(ImdsError) as caught:
             client.get(PATH)
-        assert caught.value.reason == reason
-        assert client.get(PATH).body == b"good"
+        next_reply = client.get(PATH)
+
+    assert caught.value.reason == reason
+    assert next_reply.body == b"good"
 
 
 def reset(connection: socket.socket, _: bytes) -> None:
@@ -198,30 +207,42 @@ def say_nothing(connection: socket.socket, _: bytes) -> None:
 @pytest.mark.parametrize("talk", [drip, say_nothing])
 def test_timeout_covers_the_whole_answer(talk: Talk) -> None:
     with serving(talk) as (endpoint, _):
-        begun = time.monotonic()
+        started = time.monotonic()
 
-        assert failure(endpoint, 0.6).reason == "timeout"
-        assert time.monotonic() - begun < 30  # each read alone would have gone on for 100 s
+        error = failure(endpoint, 0.6)
+        seconds = time.monotonic() - started
+
+    assert error.reason == "timeout"
+    assert seconds < 30  # with a timeout of each read, the answer would take 100 s
 
 
 @pytest.mark.alone
 def test_abort_ends_the_request_under_way() -> None:
-    with serving(say_nothing) as (endpoint, seen):
+    with serving(say_nothing) as (endpoint, requests):
         client = connect(endpoint)
 
-        def cut() -> None:
-            while not seen:
-                time.sleep(0.01)
+        def abort_later() -> None:
+            eventually(lambda: requests)
             client.abort()
 
-        threading.Thread(target=cut).start()
-        begun = time.monotonic()
+        threading.Thread(target=abort_later).start()
+        started = time.monotonic()
 
         with pytest.raises(ImdsError):
             client.get(PATH, timeout=60)
-        assert time.monotonic() - begun < 10
+
+        assert time.monotonic() - started < 10
+
+
+def test_aborted_client_sends_no_request() -> None:
+    with serving(answer()) as (endpoint, requests):
+        client = connect(endpoint)
+        client.abort()
+
         with pytest.raises(ImdsError, match="the agent is stopping"):
             client.get(PATH)
+
+    assert requests == []
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), (FUTURE, None), ("-1", None)])
@@ -252,22 +273,25 @@ def test_vm_is_read_from_the_instance_metadata() -> None:
         b'"tagsList":[{"name":"a"}]}}'
     )
 
-    with serving(answer(body=body)) as (endpoint, seen):
+    with serving(answer(body=body)) as (endpoint, requests):
         vm = fetch_vm(connect(endpoint))
 
     assert vm.name == "WestNO_0"
     assert vm.vm_id == "0f1e"
     assert vm.location == "westeurope"
     assert vm.zone == ""
-    assert b"/metadata/instance?api-version=" in seen[0]
+    assert b"/metadata/instance?api-version=" in requests[0]
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"compute":{}}', b'{"compute":{"name":""}}', b"[" * 100_000]
+    "body",
+    [b"", b"[]", b"{}", b'{"compute":{}}', b'{"compute":{"name":""}}', b"[" * 100_000],
+    ids=["empty", "list", "object", "no name", "empty name", "deep"],
 )
 def test_instance_metadata_without_a_name_are_rejected(body: bytes) -> None:
     with serving(answer(body=body)) as (endpoint, _), pytest.raises(ImdsError) as caught:
         fetch_vm(connect(endpoint))
+
     assert caught.value.reason == "rejected"
 
 
@@ -304,16 +328,15 @@ def test_tags_of_the_vm_are_bounded() -> None:
 def polled(
     *talks: Talk, interval: str = "200ms", clock: SteppedClock | None = None
 ) -> tuple[list[Poll], float]:
-    """As many polls as there are answers, and in how many seconds, from the first on, the next one
-    is due.
-    """
-    polls = list[Poll]()
-    last = list[float]()
-    over = threading.Event()
+    """Poll once for each answer; return the polls, and the seconds from the first to the next."""
+    polls: list[Poll] = []
+    last: list[float] = []  # by how many seconds the last of these polls was late
+    is_over = threading.Event()
     tracker = Mock(Tracker)
 
     def take(poll: Poll) -> None:
-        over.wait(10.0 if last else 0.0)  # a further poll comes too late
+        if last:  # further polls are not counted
+            is_over.wait(10.0)
         polls.append(poll)
         if len(polls) == len(talks):
             last.append(polling.overdue)
@@ -326,7 +349,7 @@ def polled(
         polling.start()
         eventually(lambda: last and polling.overdue != last[0])
         due = -polling.overdue
-        over.set()
+        is_over.set()
         polling.stop()
     return polls[: len(talks)], due
 
@@ -334,18 +357,21 @@ def polled(
 def test_poll_with_the_same_body_passes_no_body() -> None:
     polls, due = polled(answer(body=b"a"), answer(body=b"a"), answer(body=b"b"))
 
-    assert [(poll.body, poll.error) for poll in polls] == [(b"a", None), (None, None), (b"b", None)]
+    assert [poll.body for poll in polls] == [b"a", None, b"b"]
+    assert [poll.error for poll in polls] == [None, None, None]
     assert due == pytest.approx(3 * 0.2)
 
 
 def test_polls_that_became_due_during_a_slow_answer_are_skipped() -> None:
     clock = SteppedClock()
 
-    def slow(connection: socket.socket, head: bytes) -> None:
+    def answer_late(connection: socket.socket, head: bytes) -> None:
         clock.go(1.1)
         answer()(connection, head)
 
-    assert polled(slow, interval="1s", clock=clock)[1] == pytest.approx(0.9)
+    _, due = polled(answer_late, interval="1s", clock=clock)
+
+    assert due == pytest.approx(0.9)
 
 
 def throttled(seconds: int) -> Talk:
@@ -358,18 +384,20 @@ BUSY = answer("503 Service Unavailable")
 @pytest.mark.parametrize(
     ("talks", "interval", "expected"),
     [
-        ([BUSY], "1s", 1.0),
-        ([BUSY] * 3, "200ms", 0.8),
-        ([BUSY], "10s", 10.0),
-        ([throttled(20)], "1s", 20.0),
-        ([throttled(3600)], "1s", SLOWEST_RETRY),
-        ([throttled(0)], "1s", 1.0),
+        pytest.param([BUSY], "1s", 1.0, id="first failure"),
+        pytest.param([BUSY] * 3, "200ms", 0.8, id="third failure"),
+        pytest.param([BUSY], "10s", 10.0, id="long interval"),
+        pytest.param([throttled(20)], "1s", 20.0, id="Retry-After"),
+        pytest.param([throttled(3600)], "1s", SLOWEST_RETRY, id="long Retry-After"),
+        pytest.param([throttled(0)], "1s", 1.0, id="Retry-After of zero"),
     ],
 )
 def test_failed_polls_back_off_to_at_most_half_a_minute(
     talks: list[Talk], interval: str, expected: float
 ) -> None:
-    assert polled(*talks, interval=interval)[1] == pytest.approx(expected)
+    _, due = polled(*talks, interval=interval)
+
+    assert due == pytest.approx(expected)
 
 
 def test_failures_leave_no_body_to_the_garbage_collector() -> None:
@@ -382,9 +410,9 @@ def test_failures_leave_no_body_to_the_garbage_collector() -> None:
             for _ in range(10):
                 with suppress(ImdsError):
                     client.get(PATH)
-            kept, _ = tracemalloc.get_traced_memory()
+            memory, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
             gc.enable()
 
-    assert kept < 1_000_000
+    assert memory < 1_000_000

@@ -1,9 +1,11 @@
-"""``notbefore outbox`` on an outbox that was left behind, and of an agent that runs."""
+"""``notbefore outbox``, on the outbox of an agent that ended and of one that runs."""
 
 import json
 import os
+import re
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,138 +35,223 @@ from support.needs import ordinary_user
 
 
 def dead(name: str, **fields: Any) -> Delivery:
+    """Return a delivery to the sink ``hook`` whose id repeats this letter."""
     now = time.time()
-    of = {"delivery_id": name * 32, "created": now, "due": now, "expires": now + 100, **fields}
-    return delivery(name, "hook", **of)
+    values = {"delivery_id": name * 32, "created": now, "due": now, "expires": now + 100, **fields}
+    return delivery(name, "hook", **values)
 
 
-def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> Path:
-    """A state directory with dead letters, of which some belong to events that are still listed."""
+def write_state(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> str:
+    """Write a state with dead letters, some of events that are listed; return the directory."""
     events = {
         key: TrackedEvent(event(EventId=key), "self", Instant(T0), beginning_seen=True)
         for key in listed
     }
+    results = [SendResult(letter.delivery_id, "refused", "404") for letter in refused]
     with closing(Store(directory, Clock())) as store:
         store.commit(StoredState(tracked=Tracked(events=events)))
         store.put(refused)
         assert store.disk.wait_written(20)
-        store.exchange([], {one.sink: 100 for one in refused})
-        store.exchange([SendResult(one.delivery_id, "refused", "404") for one in refused], {})
-    return directory
+        store.exchange([], {"hook": 100})
+        store.exchange(results, {})
+    return str(directory)
 
 
-def rows(directory: Path) -> dict[str, Delivery]:
-    with closing(Store(directory, Clock())) as store:
+def rows(directory: str) -> dict[str, Delivery]:
+    """Return the deliveries in a state directory, by the first letter of their ids."""
+    with closing(Store(Path(directory), Clock())) as store:
         return {row.delivery_id[0]: row for row in rows_of(store)}
 
 
-def done(*words: str) -> str:
-    run = notbefore("outbox", *words)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+def outbox(*words: str) -> str:
+    """Run an outbox command that must succeed; return its output."""
+    result = notbefore("outbox", *words)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
-def test_outbox_options_may_precede_the_ids(tmp_path: Path) -> None:
-    state = str(left(tmp_path, dead("a"), dead("b")))
+def test_outbox_show_prints_the_error_of_a_dead_letter(tmp_path: Path) -> None:
+    state = write_state(tmp_path, dead("a"))
 
-    assert json.loads(done("show", "--state-dir", state, "a"))["error"] == "404"
-    assert done("retry", "--state-dir", state, "a") == "1 will be sent again when the agent runs.\n"
-    assert done("drop", "--state-dir", state, "a", "aa", "b") == "2 dropped.\n"
-    assert done("list", "--state-dir", state) == "The outbox is empty.\n"
+    output = outbox("show", "--state-dir", state, "a")
+
+    assert json.loads(output)["error"] == "404"
+
+
+def test_outbox_retry_waits_for_the_agent(tmp_path: Path) -> None:
+    state = write_state(tmp_path, dead("a"))
+
+    output = outbox("retry", "--state-dir", state, "a")
+
+    assert output == "1 will be sent again when the agent runs.\n"
+
+
+def test_outbox_drop_removes_each_delivery_once(tmp_path: Path) -> None:
+    state = write_state(tmp_path, dead("a"), dead("b"))
+
+    output = outbox("drop", "--state-dir", state, "a", "aa", "b")
+
+    assert output == "2 dropped.\n"
+    assert outbox("list", "--state-dir", state) == "The outbox is empty.\n"
 
 
 @pytest.mark.parametrize(
     ("words", "mistake"),
     [
-        ((), "ACTION"),
-        (("retry", "a", "--all"), "expected ids (see `outbox list`), or --all"),
-        (("show",), "required: ID"),
-        (("list", "--user", "reader"), "outbox list: --user needs --url"),
-        (
+        pytest.param((), "ACTION", id="no action"),
+        pytest.param(
+            ("retry", "a", "--all"), "expected ids (see `outbox list`), or --all", id="ids and all"
+        ),
+        pytest.param(("show",), "required: ID", id="no id"),
+        pytest.param(
+            ("list", "--user", "reader"), "outbox list: --user needs --url", id="user without url"
+        ),
+        pytest.param(
             ("list", "--url", "http://127.0.0.1:1", "--socket", "control.sock"),
             "--url and --socket both name the agent",
+            id="two agents",
         ),
     ],
 )
-def test_outbox_names_the_missing_argument(
+def test_outbox_names_the_mistake_in_its_arguments(
     tmp_path: Path, words: tuple[str, ...], mistake: str
 ) -> None:
-    run = notbefore("outbox", *words, NOTBEFORE_STATE__DIR=str(left(tmp_path)))
+    result = notbefore("outbox", *words, NOTBEFORE_STATE__DIR=write_state(tmp_path))
 
-    assert run.returncode == 2
-    assert mistake in run.stderr
+    assert result.returncode == 2
+    assert mistake in result.stderr
 
 
-def test_retry_all_leaves_out_announcements_of_ended_events(tmp_path: Path) -> None:
-    lasting = [
-        dead(name, kind=kind, expires_with_event=False)
-        for name, kind in (("c", "finished"), ("d", "started"))
-    ]
-    state = left(tmp_path, dead("a"), dead("b"), *lasting, listed=("b",))
-
-    lines = done("retry", "--all", "--state-dir", str(state)).splitlines()
-
-    assert lines[0] == "2 left out: their events are over. To send one anyway, give its ID."
-    assert "".join(one.state[0] for _, one in sorted(rows(state).items())) == "dppd"
-    assert done("retry", "a", "d", "--state-dir", str(state)).startswith("2 will be sent again")
-    assert done("drop", "--all", "--state-dir", str(state)).startswith(
-        "No dead letters were found."
+@pytest.fixture
+def state_with_ended_events(tmp_path: Path) -> str:
+    """A state with four dead letters, of which only the event of b is still listed."""
+    return write_state(
+        tmp_path,
+        dead("a"),
+        dead("b"),
+        dead("c", kind="finished", expires_with_event=False),
+        dead("d", kind="started", expires_with_event=False),
+        listed=("b",),
     )
-    assert 0 <= Clock().boot_time() + 86_400 - rows(state)["a"].expires < 600, "it has a day"
+
+
+def test_retry_all_leaves_out_announcements_of_ended_events(state_with_ended_events: str) -> None:
+    output = outbox("retry", "--all", "--state-dir", state_with_ended_events)
+
+    states = {name: row.state for name, row in rows(state_with_ended_events).items()}
+    assert output.startswith(
+        "2 left out: their events are over. To send one anyway, give its ID.\n"
+    )
+    assert states == {"a": "dead", "b": "pending", "c": "pending", "d": "dead"}
+
+
+def test_retry_of_an_ended_event_by_its_id_has_a_day(state_with_ended_events: str) -> None:
+    output = outbox("retry", "a", "d", "--state-dir", state_with_ended_events)
+
+    seconds_left = rows(state_with_ended_events)["a"].expires - Clock().boot_time()
+    assert output.startswith("2 will be sent again")
+    assert 86_400 - 600 < seconds_left <= 86_400
+
+
+def test_drop_all_finds_no_dead_letter_after_a_retry(tmp_path: Path) -> None:
+    state = write_state(tmp_path, dead("a"))
+    outbox("retry", "a", "--state-dir", state)
+
+    output = outbox("drop", "--all", "--state-dir", state)
+
+    assert output.startswith("No dead letters were found.")
 
 
 def test_outbox_command_changes_nothing_when_it_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = left(tmp_path, dead("a"))
-    with closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as other:
-        monkeypatch.setattr(
-            owner, "answer", lambda *of: [other.execute("BEGIN EXCLUSIVE"), answer(*of)][1]
-        )
+    write_state(tmp_path, dead("a"))
+    with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as other:
+
+        def lock_and_answer(*arguments: Any) -> Any:
+            other.execute("BEGIN EXCLUSIVE")
+            return answer(*arguments)
+
+        monkeypatch.setattr(owner, "answer", lock_and_answer)
 
         with pytest.raises(
             StoreError, match=r"cannot be written \(database is locked\): nothing was changed"
         ):
-            ask_owner(state, OutboxRequest("drop", ("a",)), OutboxReply)
+            ask_owner(tmp_path, OutboxRequest("drop", ("a",)), OutboxReply)
 
 
-def test_deliveries_being_sent_are_left_and_the_reason_is_printed(tmp_path: Path) -> None:
+# ---- the outbox of an agent that runs
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """The store of an agent that answers commands."""
     with closing(Store(tmp_path, Clock())) as store:
-        desk = AgentDesk(Mock(spec_set=()), store)  # nothing is approved
-        control = ControlSocket(tmp_path, desk)
+        control = ControlSocket(tmp_path, AgentDesk(Mock(spec_set=()), store))
         control.start()
-
         eventually(lambda: listens(tmp_path))
-
-        store.put([dead("a"), dead("a", delivery_id="b" * 32)])
-        assert done("list", "--state-dir", str(tmp_path)).splitlines()[2].split()[6:8] == [
-            "after",
-            "aaaaaaaa",
-        ]
-        eventually(lambda: store.exchange([], {"hook": 1}))
-
-        being_sent = "1 left as they are: they are being sent"
-        assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(
-            f"again now, {being_sent}.\n"
-        )
-        assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {being_sent}.\n"
-
-        refused = notbefore("outbox", "drop", "c", "--state-dir", str(tmp_path))
-        assert "No delivery id starts with 'c'." in refused.stderr
-
-        store.courier_ended()
-        assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped.\n"
-
+        yield store
         control.stop()
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are other permissions on Windows")
-def test_missing_permission_for_the_state_directory_is_explained(tmp_path: Path) -> None:
-    state = left(tmp_path / "state", dead("a"))
-    with pytest.raises(StoreError, match=r"has `notbefore run` been started here\? --state-dir"):
-        ask_owner(state / "nowhere", OutboxRequest("show"), OutboxReply)
+def test_outbox_list_names_the_delivery_before(store: Store, tmp_path: Path) -> None:
+    store.put([dead("a"), dead("a", delivery_id="b" * 32)])
 
-    state.chmod(0o700 if os.geteuid() == 0 else 0)
+    output = outbox("list", "--state-dir", str(tmp_path))
+
+    _, _, second, *_ = output.splitlines()
+    assert " after aaaaaaaa" in re.sub(" +", " ", second)
+
+
+def test_deliveries_that_are_being_sent_are_left(store: Store, tmp_path: Path) -> None:
+    store.put([dead("a")])
+    eventually(lambda: store.exchange([], {"hook": 1}))
+
+    retried = outbox("retry", "a", "--state-dir", str(tmp_path))
+    dropped = outbox("drop", "a", "--state-dir", str(tmp_path))
+
+    reason = "1 left as they are: they are being sent"
+    assert retried.endswith(f"again now, {reason}.\n")
+    assert dropped == f"0 dropped, {reason}.\n"
+
+
+def test_delivery_is_dropped_once_its_courier_ended(store: Store, tmp_path: Path) -> None:
+    store.put([dead("a")])
+    eventually(lambda: store.exchange([], {"hook": 1}))
+
+    store.courier_ended()
+    output = outbox("drop", "a", "--state-dir", str(tmp_path))
+
+    assert output == "1 dropped.\n"
+
+
+@pytest.mark.usefixtures("store")
+def test_unknown_delivery_id_is_refused(tmp_path: Path) -> None:
+    result = notbefore("outbox", "drop", "c", "--state-dir", str(tmp_path))
+
+    assert "No delivery id starts with 'c'." in result.stderr
+
+
+# ---- directories and permissions
+
+
+def test_missing_state_directory_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"has `notbefore run` been started here\? --state-dir"):
+        ask_owner(tmp_path / "nowhere", OutboxRequest("show"), OutboxReply)
+
+
+has_posix_permissions = pytest.mark.skipif(
+    not hasattr(os, "geteuid"), reason="there are other permissions on Windows"
+)
+
+
+@has_posix_permissions
+def test_missing_permission_to_ask_the_agent_is_explained(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    write_state(state, dead("a"))
+    if os.geteuid() != 0:  # then the test runs as an ordinary user itself
+        state.chmod(0)
+
     with (
         ordinary_user(),
         pytest.raises(NotBeforeError, match="only root and the agent's own user may ask this"),
@@ -172,11 +259,15 @@ def test_missing_permission_for_the_state_directory_is_explained(tmp_path: Path)
         ask_owner(state, OutboxRequest("show"), OutboxReply)
 
     state.chmod(0o700)
-    with TemporaryDirectory() as place:  # which others may search
-        Path(place).chmod(0o555)
+
+
+@has_posix_permissions
+def test_missing_permission_to_create_the_state_directory_is_explained() -> None:
+    with TemporaryDirectory() as directory:
+        Path(directory).chmod(0o555)
 
         with (
             ordinary_user(),
             pytest.raises(StoreError, match=r"no permission for .*/state: use another directory"),
         ):
-            OwnerLock(Path(place, "state")).hold()
+            OwnerLock(Path(directory, "state")).hold()

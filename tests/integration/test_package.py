@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-d", directory]
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(directory)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return directory
