@@ -55,36 +55,7 @@ class HttpPeer:
         self.default = Answer()
         self.read_whole = False  # whether a client has read an answer with its body to the end
         self._closing = threading.Event()
-        peer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                answer = peer.answers.popleft() if peer.answers else peer.default
-                if answer == Answer():
-                    answer = _usual_answer(self.path)
-                peer.requests.append(
-                    Request(
-                        self.path, headers, body, self.client_address, answer.status, self.command
-                    )
-                )
-                peer.answer(self, answer)
-
-            do_GET = do_HEAD = do_PATCH = do_POST  # noqa: N815 - names of the library
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *_: Any) -> None:
-                pass  # in some tests, clients close their connections on purpose
-
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), _handler_for(self))
         self.port: int = self._server.server_address[1]
         self.scheme = "http"
         if authority is not None:
@@ -145,6 +116,39 @@ class HttpPeer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """Log nothing: in some tests, clients close their connections on purpose."""
+
+
+def _handler_for(peer: HttpPeer) -> type[http.server.BaseHTTPRequestHandler]:
+    """Return a class of handlers that record each request, and let ``peer`` answer it."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            answer = peer.answers.popleft() if peer.answers else peer.default
+            if answer == Answer():
+                answer = _usual_answer(self.path)
+            request = Request(
+                self.path, headers, body, self.client_address, answer.status, self.command
+            )
+            peer.requests.append(request)
+            peer.answer(self, answer)
+
+        do_GET = do_HEAD = do_PATCH = do_POST  # noqa: N815 - names of the library
+
+        def log_message(self, *_: Any) -> None:
+            """Log nothing."""
+
+    return Handler
 
 
 def _usual_answer(path: str) -> Answer:
