@@ -180,7 +180,7 @@ def test_discord_shows_a_message_for_each_step(services: HttpPeer) -> None:
     assert FACT in messages[0]["content"]
 
 
-def test_discord_shows_a_card_with_a_color_when_the_format_is_markdown(
+def test_discord_shows_a_colored_card_when_the_format_is_markdown(
     services: HttpPeer,
 ) -> None:
     services.default = Answer(204, body=b"")

@@ -1,4 +1,4 @@
-"""The agent's own socket: an order is carried out for somebody who waits for what comes of it."""
+"""The agent's own socket: it passes requests on, and answers with their outcome."""
 
 import threading
 import time
@@ -115,7 +115,7 @@ def test_client_does_not_wait_for_an_agent_that_accepts_no_connection(
         assert [listens(tmp_path) for _ in range(3)] == [True] * 3
 
 
-def test_unencodable_answer_is_an_error_and_the_next_request_is_answered(
+def test_unencodable_answer_does_not_end_the_control_socket(
     tmp_path: Path,
 ) -> None:
     words = iter(["\udcff", "done"])  # as in a name of a user or a file that is no UTF-8

@@ -59,7 +59,7 @@ class Failing(FleetOutbox):
 
     def commit(self, partition: str, notification: Notification) -> bytes:
         if notification.change.event.event_id == self.refused:
-            raise KeyError("nobody foresaw it")
+            raise KeyError("an unforeseen error")
         return super().commit(partition, notification)
 
 
@@ -125,7 +125,7 @@ def hanging(consumer: Consumer) -> Iterator[None]:
         released.set()
 
 
-def test_corrupt_snapshot_is_put_aside_and_its_partition_is_read_again(
+def test_partition_of_a_corrupt_snapshot_is_read_again(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with consuming(tmp_path, hub) as (_, written):
@@ -150,9 +150,7 @@ def _count(records: list[bytes], text: bytes) -> int:
     return sum(text in record for record in records)
 
 
-def test_end_after_first_read_is_news_when_reader_was_killed_before_writing(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_end_is_reported_when_its_first_reader_was_killed(hub: Hub, tmp_path: Path) -> None:
     with consuming(tmp_path, hub) as _:
         eventually(lambda: len(list((tmp_path / "partitions").glob("?"))) == 2, patience=60)
     # as a kill leaves it
@@ -361,7 +359,7 @@ def test_last_state_is_shown_when_the_thread_of_the_consumer_hangs(
         assert len(state.waves) == 1
 
 
-def test_open_events_are_unknown_when_the_thread_of_the_consumer_hangs(
+def test_open_events_are_unknown_when_the_consumer_hangs(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "STATE_SECONDS", 0.1)
@@ -397,9 +395,7 @@ def test_events_that_move_to_an_added_partition_end_once(
     assert Counter(changes) == {"announced": 8, "started": 8, "finished": 8}
 
 
-def test_hub_is_read_from_the_window_on_when_it_does_not_know_the_offset(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_unknown_offset_is_replaced_by_the_start_of_the_window(hub: Hub, tmp_path: Path) -> None:
     with consuming(tmp_path, hub) as (_, written):
         send(hub, [report(A, "announced", f"E{number}") for number in range(5)])
         eventually(lambda: len(written) == 5, patience=60)
@@ -436,9 +432,7 @@ def test_first_notification_after_a_quiet_time_is_due_at_once(hub: Hub, tmp_path
         assert len(consumer._parts.outbox.exchange([], {"hook": 2})) == 2
 
 
-def test_second_reader_of_the_consumer_group_is_named_without_checkpoints(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_second_reader_without_checkpoints_is_named(hub: Hub, tmp_path: Path) -> None:
     with (
         consuming(tmp_path, hub) as (first, _),
         consuming(tmp_path, hub, snapshots=FileSnapshots(tmp_path)) as (second, _),

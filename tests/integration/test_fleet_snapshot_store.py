@@ -63,7 +63,7 @@ def ownership(partition: str = "0", owner: str = "first") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ahead", [0, 7200, -7200])
-def test_ownership_has_the_time_of_this_machine_when_the_clocks_differ(
+def test_ownership_has_the_time_of_this_machine_when_clocks_differ(
     blobs: Azurite, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
     real_time = time.time
@@ -98,7 +98,7 @@ def test_owners_keep_their_partitions_after_the_store_was_away(blobs: Azurite) -
     with_snapshots(blobs.connection_string, stop_and_start_store)
 
 
-def test_recreated_container_is_filled_before_any_partition_is_claimed(
+def test_recreated_container_is_filled_before_partitions_are_claimed(
     blobs: Azurite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use(snapshots: BlobSnapshots) -> None:
@@ -148,7 +148,7 @@ def test_former_owner_cannot_write_a_partition_that_was_taken(blobs: Azurite) ->
     with_snapshots(blobs.connection_string, use)
 
 
-def test_former_owner_cannot_write_a_partition_that_was_written_after_a_deletion(
+def test_former_owner_cannot_write_after_the_snapshot_was_recreated(
     blobs: Azurite,
 ) -> None:
     async def use(former_owner: BlobSnapshots) -> None:
@@ -243,7 +243,7 @@ def test_unchanged_snapshot_is_not_read_again(
     with_snapshots(blobs.connection_string, use)
 
 
-def test_note_is_not_overwritten_when_another_instance_changes_it_meanwhile(blobs: Azurite) -> None:
+def test_note_is_not_overwritten_when_another_instance_changed_it(blobs: Azurite) -> None:
     async def use(slow: BlobSnapshots) -> None:
         await slow.change("mutes", lambda body: body + b"first")
 

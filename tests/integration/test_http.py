@@ -21,7 +21,7 @@ from support.peers import Answer, HttpPeer
 from support.raw_server import Talk, answer, raw, serving
 
 TIMEOUT = 0.5  # seconds
-LIMIT = 5.0  # seconds in which an exchange with that timeout ends on a busy machine as well
+LIMIT = 5.0  # seconds in which an exchange with that timeout ends on a busy machine
 DRIP = 0.05  # seconds between two pieces, much less than the timeout of a socket
 ENOUGH = 1_000  # pieces: more than anybody waits for
 JSON = {"Content-Type": "application/json"}
@@ -285,7 +285,7 @@ def test_guard_sends_nothing_to_a_private_address_over_tls(
     assert connected == []
 
 
-def test_guard_ends_a_connection_whose_name_has_another_address_by_now(
+def test_guard_ends_a_connection_when_its_name_changed_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     public = ("203.0.114.7", 80)

@@ -262,7 +262,7 @@ def test_missing_permission_to_ask_the_agent_is_explained(tmp_path: Path) -> Non
 
 
 @has_posix_permissions
-def test_missing_permission_to_create_the_state_directory_is_explained() -> None:
+def test_missing_permission_to_create_the_directory_is_explained() -> None:
     with TemporaryDirectory() as directory:
         Path(directory).chmod(0o555)
 

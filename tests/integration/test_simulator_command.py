@@ -1,4 +1,4 @@
-"""``notbefore simulate`` as a process: what it says, what it serves, how it ends."""
+"""``notbefore simulate`` as a process: its output, its answers and its end."""
 
 import signal
 import socket
@@ -58,7 +58,7 @@ def test_simulate_prints_an_endpoint_for_each_vm() -> None:
         )
 
 
-def test_simulate_applies_each_fault_to_one_answer_and_cancels_the_event() -> None:
+def test_simulate_applies_each_fault_to_one_answer() -> None:
     words = (
         "--fault",
         "status:599",

@@ -189,7 +189,7 @@ def test_error_is_permanent_if_it_is_about_the_message(
     assert not error.by_hand
 
 
-def test_wrong_token_and_channel_are_refused_and_the_token_stays_secret(
+def test_wrong_token_or_channel_is_refused_without_the_token(
     slack: SlackWorkspace,
 ) -> None:
     wrong_token = failure(bot(slack, token=Secret("xoxb-wrong")), ANNOUNCED)
@@ -233,7 +233,7 @@ def test_answer_that_is_not_slacks_accepts_nothing(slack: SlackWorkspace, body: 
     assert not error.permanent
 
 
-def test_proxy_of_the_environment_is_used_without_its_password_in_the_log(
+def test_proxy_is_used_and_its_password_is_not_logged(
     slack: SlackWorkspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")

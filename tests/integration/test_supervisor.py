@@ -806,7 +806,7 @@ def test_courier_waits_for_an_incomplete_installation(
 
 
 @pytest.mark.parametrize("kind", ["command", "telepathy"])
-def test_courier_names_its_version_and_ends_when_orders_are_of_another(kind: str) -> None:
+def test_courier_ends_when_its_orders_are_of_another_version(kind: str) -> None:
     orders = {
         "version": "0.0.1",
         "sinks": {"a": {kind: {"command": ["true"]}}},

@@ -46,7 +46,7 @@ def failing(real: Any, times: int) -> Mock:
     return Mock(wraps=real, side_effect=chain(repeat(MISTAKE, times), repeat(DEFAULT)))
 
 
-def test_answer_that_met_an_unforeseen_error_is_processed_at_the_next_poll(
+def test_answer_is_processed_at_the_next_poll_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tracker, "parse", failing(parse, 3))

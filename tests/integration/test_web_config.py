@@ -74,7 +74,7 @@ class Place:
         encrypted = key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"nobody types this"),
+            serialization.BestAvailableEncryption(b"not a password of a user"),
         )
         (self.directory / "encrypted.pem").write_bytes(encrypted)
 
