@@ -15,6 +15,10 @@ from support.peers import HttpPeer
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "templates.md").read_text(encoding="utf-8")
 EXAMPLES: Final = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+# squares a number again and again: its last steps are single operations of hours
+SQUARES: Final = (
+    "{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}"
+)
 LOG_LINE: Final = (
     "sink hook: body: the template makes no valid JSON (JSON is malformed: invalid character"
     " (byte 9)): the built-in text is sent instead"
@@ -78,6 +82,28 @@ def test_failing_template_sends_the_built_in_text_and_is_counted(
     for request in hook.requests:
         assert json.loads(request.body)["azure.scheduled_event.id"] == "e"
         assert request.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("bomb", [SQUARES, "{{ '%1000000000d' | format(1) }}"])
+def test_template_that_needs_too_much_delays_no_other_sink(
+    bomb: str, imds: Simulator, hook: HttpPeer, tmp_path: Path
+) -> None:
+    with HttpPeer() as other:
+        config = {"sinks": {"bomb": webhook(hook.url, bomb), "other": webhook(other.url, "{}")}}
+        with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+            courier = None
+            for number, event_id in enumerate(("e", "f"), 1):
+                imds.set_document(listed(event_id))
+                eventually(lambda: agent.count("delivered", "other") == number * 2 - 1)
+                eventually(lambda: agent.count("delivered", "bomb") == number * 2 - 1)
+                courier = courier or agent.courier
+            same_courier = agent.courier
+
+    assert "sink bomb: body: the template fails" in agent.log
+    assert same_courier == courier
+    assert [json.loads(request.body) for request in other.requests] == [{}] * 3
+    for request in hook.requests:
+        assert json.loads(request.body)["azure.scheduled_event.id"] in ("e", "f")
 
 
 def test_check_config_names_each_failing_template(tmp_path: Path) -> None:

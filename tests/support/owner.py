@@ -135,7 +135,7 @@ class CourierThreads:
         self._make = make
 
     def __enter__(self) -> Self:
-        self._started = patch("notbefore.courier.courier_process._start", self._start)
+        self._started = patch("notbefore.courier.courier_process.start_child", self._start)
         self._started.start()
         return self
 
@@ -143,7 +143,7 @@ class CourierThreads:
         self.supervisor.stop(interrupt_at_once)
         self._started.stop()
 
-    def _start(self, end: socket.socket, *_: object) -> Self:
+    def _start(self, _module: str, end: socket.socket, *_: object) -> Self:
         frames = FrameSocket(end.dup())
         threading.Thread(target=self._run, args=(frames,), daemon=True).start()
         return self

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import pytest
+from jinja2.filters import FILTERS
 from msgspec.structs import replace
 
 from notbefore.commands.rendered import failures_of
@@ -30,6 +31,7 @@ from notbefore.config.template import (
 from notbefore.core.message import Message, Templated
 from notbefore.core.record import Heartbeat
 from notbefore.courier.html_mail import html_of
+from notbefore.courier.renderer import Renderer
 from notbefore.courier.sinks import email, slack
 from notbefore.courier.templates import Rendering, Templates
 from notbefore.wording.records import heartbeat_of
@@ -61,7 +63,7 @@ def webhook(body: str, **settings: Any) -> SinkConfig:
 
 def render(sink: SinkConfig, about: Message | None = None, **messages: Any) -> Rendering:
     """Return a message, rendered by the templates in ``messages`` and in the sink."""
-    return Templates(sink, Messages(**messages)).render(about or message())
+    return Templates(sink, Messages(**messages), Renderer()).render(about or message())
 
 
 # ---- the language
@@ -159,10 +161,33 @@ def test_endless_template_is_stopped(source: str, cause: str) -> None:
     assert time.monotonic() - started < 20
 
 
-def test_nothing_is_computed_before_a_template_is_rendered() -> None:
-    source = "{{ 'x' | center(100000000000) }}{% if 'x' | center(100000000000) %}{% endif %}"
+def test_nothing_is_computed_before_a_template_is_rendered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed: list[str] = []
+    monkeypatch.setitem(FILTERS, "upper", computed.append)
+    constant = "'x' | upper"
 
-    Template(source)  # computing this would fail for lack of memory
+    Template(f"{{{{ {constant} }}}}{{% if {constant} %}}{{% endif %}}{{% set x = {constant} %}}")
+
+    assert computed == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set a, b = 1, 2 %}{{ a }}{{ b }}",
+        "{% for a in range(2) %}{{ loop.index }}{{ a }}{% endfor %}",
+        "{% macro m(a, b=1) %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1) }}",
+        "{% macro m() %}{{ caller(1) }}{% endmacro %}{% call(a) m() %}{{ a }}{% endcall %}",
+        "{% with a = title %}{{ a }}{% endwith %}",
+        "{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}",
+        "{% filter upper %}{{ title }}{% endfilter %}",
+        "{% set a %}{{ title }}{% endset %}{{ a }}",
+    ],
+)
+def test_template_may_use_the_names_that_it_declares(source: str) -> None:
+    assert rendered(source)
 
 
 # ---- the texts of messages

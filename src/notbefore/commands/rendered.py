@@ -7,6 +7,7 @@ from msgspec import Struct
 from notbefore.commands.samples import sample_messages
 from notbefore.config.sinks import Messages, SinkConfig, templates_of
 from notbefore.core.message import Message
+from notbefore.courier.renderer import Renderer
 from notbefore.courier.templates import Templates
 from notbefore.wording.texts import text_of
 
@@ -29,7 +30,7 @@ class RenderedSample(Struct, frozen=True):
 
 def rendered_samples(name: str, sink: SinkConfig, messages: Messages) -> Iterator[RenderedSample]:
     """Yield the texts of all sample messages that a sink gets."""
-    templates = Templates(sink, messages)
+    templates = Templates(sink, messages, Renderer())
     for message in _messages(name, sink):
         title, body = _shown(sink, templates.render(message).message, messages)
         yield RenderedSample(
@@ -46,7 +47,7 @@ def failures_of(name: str, sink: SinkConfig, messages: Messages) -> dict[str, st
     """Return the first failure of each template of a sink, in words, by the name of its key."""
     if not templates_of(sink, messages):
         return {}
-    templates = Templates(sink, messages)
+    templates = Templates(sink, messages, Renderer())
     failures: dict[str, str] = {}
     for message in _messages(name, sink):
         for failure in templates.render(message).failures:

@@ -3,7 +3,7 @@
 The module is imported only where there are templates: Jinja2 takes 2 MB and 0.1 s.
 
 The bounds hold between the parts of a text and between the passes of loops. A single expression is
-not interrupted: see docs/templates.md.
+not interrupted. So the courier renders templates in a process of their own (``RenderProcess``).
 """
 
 import time
@@ -23,9 +23,10 @@ from notbefore.wording.texts import LINK_TITLES
 
 MAX_SOURCE: Final = 16_000  # characters of a template
 MAX_RENDERED: Final = 64_000  # characters of its result
-MAX_SECONDS: Final = 1.0
+MAX_SECONDS: Final = 1.0  # of work: a busy machine takes longer for them
 VARIABLES: Final = ("title", "body", "severity", "links", "record")  # the variables of a template
 GLOBALS: Final = ("range", "namespace", "joiner", "cycler")  # functions of Jinja2
+IMPLICIT: Final = ("loop", "caller", "varargs", "kwargs")  # that loops and macros declare
 ATTRIBUTES: Final = frozenset(field.encode_name for field in msgspec.structs.fields(Record)) - {TAG}
 
 
@@ -105,7 +106,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         )
         self.globals = {name: self.globals[name] for name in GLOBALS}
         self.policies["json.dumps_kwargs"] = {"default": _json_form}
-        self.deadline = 0.0  # monotonic seconds
+        self.deadline = 0.0  # seconds of this thread's work
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Multiply numbers. Raises ``SecurityError`` for anything else."""
@@ -116,7 +117,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def check_time(self) -> str:
         """Print nothing; raise ``RenderError`` after the deadline. All passes of loops call it."""
-        if time.monotonic() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise RenderError(f"it is not done after {MAX_SECONDS:g} s")
         return ""
 
@@ -156,7 +157,7 @@ class Template:
 
     def render(self, values: Mapping[str, Any]) -> str:
         """Return the text; raises ``RenderError``."""
-        self._sandbox.deadline = time.monotonic() + MAX_SECONDS
+        self._sandbox.deadline = time.thread_time() + MAX_SECONDS
         try:
             return self._joined(self._template.generate(values))
         except RenderError:
@@ -181,10 +182,26 @@ class Template:
 
 def _check_names(tree: nodes.Template) -> None:
     """Raise ``ValueError`` if a template uses a name, or includes a file, that it cannot see."""
-    used = meta.find_undeclared_variables(tree)
-    unknown = sorted(used.difference(VARIABLES, GLOBALS))
+    unknown = sorted(_undeclared(tree).difference(VARIABLES, GLOBALS))
     if unknown:
         variables = ", ".join(VARIABLES)
         raise ValueError(f"the template uses {', '.join(unknown)}: it sees only {variables}")
     if any(True for _ in meta.find_referenced_templates(tree)):
         raise ValueError("a template cannot include another one")
+
+
+def _undeclared(tree: nodes.Template) -> set[str]:
+    """Return the names that a template uses, and declares nowhere.
+
+    Jinja2's own function for this computes constant expressions, when no bound holds.
+    """
+    used: set[str] = set()
+    declared = set(IMPLICIT)
+    for name in tree.find_all(nodes.Name):
+        if name.ctx == "load":
+            used.add(name.name)
+        else:
+            declared.add(name.name)
+    for macro in tree.find_all(nodes.Macro):
+        declared.add(macro.name)
+    return used - declared

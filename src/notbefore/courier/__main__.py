@@ -9,12 +9,12 @@ import ctypes
 import logging
 import os
 import signal
-import socket
 import sys
 from types import FrameType
 from typing import Final
 
 from notbefore import __version__
+from notbefore.courier.child import take_socket
 from notbefore.courier.frames import FrameSocket, wait_for_frame
 from notbefore.courier.main import Courier
 from notbefore.courier.orders import Hello, Orders, unseal
@@ -31,7 +31,7 @@ def main() -> None:
     # the standard output has the agent's records: a library must not write there
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    frames = _take_socket()
+    frames = take_socket()
     orders = _read(_first_frame(frames))
     frames.send(Hello(__version__, SCHEMA_VERSION))
     if orders is None:
@@ -44,22 +44,6 @@ def main() -> None:
     # minute at most
     logging.getLogger("apprise").propagate = orders.log_level == "debug"
     Courier(frames, orders, redact).run()
-
-
-def _take_socket() -> FrameSocket:
-    """Return the socket that the agent made the standard input, and replace that by an empty one.
-
-    Libraries and programs must not read from the socket.
-    """
-    if sys.platform == "win32":  # there the standard input is a pipe with the data of a socket
-        end = socket.fromshare(sys.stdin.buffer.read())
-    else:
-        end = socket.socket(fileno=os.dup(0))
-
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.close(empty)
-    return FrameSocket(end)
 
 
 def _first_frame(frames: FrameSocket) -> bytes:

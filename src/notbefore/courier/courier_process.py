@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,11 +12,13 @@ from typing import Final
 
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
+from notbefore.courier.child import start_child
 from notbefore.courier.frames import FrameSocket
 from notbefore.courier.orders import REPORT_INTERVAL, Batch, Orders
 
 REAP_SECONDS: Final = 1.0  # to wait for the end of a killed process
 KILLED: Final = -9  # the exit code of a killed process
+MODULE: Final = "notbefore.courier"
 # they contain secrets, even if notbefore does not use them
 _OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")
 
@@ -47,7 +48,7 @@ class CourierProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = _start(theirs, variables, lock)
+                self._process = start_child(MODULE, theirs, variables, lock)
             except OSError:
                 ours.close()
                 raise
@@ -115,50 +116,3 @@ class CourierProcess:
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(REAP_SECONDS)
         return KILLED  # one of its threads waits for a disk: the process ends when the disk answers
-
-
-# -P: no module is imported from the working directory
-_COMMAND: Final = ("-P", "-m", "notbefore.courier")
-
-if sys.platform == "win32":
-
-    def _start(
-        end: socket.socket, variables: Mapping[str, str], _lock: int | None
-    ) -> subprocess.Popen[bytes]:
-        """Start the process, and send it the data of ``end``.
-
-        A socket cannot be its standard input. The process has a console of its own, so that Ctrl-C
-        reaches only the agent, which ends the courier.
-        """
-        process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, *_COMMAND],
-            env={**variables, "PYTHONIOENCODING": "utf-8"},  # of its log, as that of the agent
-            stdin=subprocess.PIPE,
-            creationflags=subprocess.CREATE_NO_WINDOW,
-        )
-        if process.stdin is not None:
-            with process.stdin as pipe:
-                pipe.write(end.share(process.pid))
-        return process
-
-else:
-
-    def _start(
-        end: socket.socket, variables: Mapping[str, str], lock: int | None
-    ) -> subprocess.Popen[bytes]:
-        """Start the process, with ``end`` as its standard input.
-
-        It has a process group of its own, so that Ctrl-C reaches only the agent, which ends the
-        courier.
-        """
-        # the courier inherits the lock; the programs that it starts do not
-        inherited: list[int] = []
-        if lock is not None:
-            inherited.append(lock)
-        return subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, *_COMMAND],
-            env=variables,
-            stdin=end.fileno(),
-            pass_fds=inherited,
-            process_group=0,
-        )

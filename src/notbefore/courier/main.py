@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 
-from notbefore.config.sinks import Messages, SinkConfig
+from notbefore.config.sinks import Messages, SinkConfig, templates_of
 from notbefore.core.outbox import SendResult
 from notbefore.courier import sinks
 from notbefore.courier.frames import FrameSocket, wait_for_frame
@@ -25,6 +25,9 @@ from notbefore.courier.orders import REPORT_INTERVAL, Batch, CourierReport, Orde
 from notbefore.courier.sink import Sink
 from notbefore.courier.worker import Worker
 from notbefore.net.redact import Redactor
+
+if TYPE_CHECKING:
+    from notbefore.courier.templates import TemplateRenderer
 
 GATHER_SECONDS: Final = 0.005  # between two reports with results
 
@@ -50,10 +53,17 @@ class Courier:
         self._results: deque[SendResult] = deque()  # for the next report
         self._last_report = 0.0  # monotonic seconds
         self._workers: dict[str, Worker] = {}
+        renderer = _renderer_of(orders)
         for name, config in orders.sinks.items():
             make = partial(make_sink, name, config, orders.messages)
             self._workers[name] = Worker(
-                name, config, make, self._add_result, redact, messages=orders.messages
+                name,
+                config,
+                make,
+                self._add_result,
+                redact,
+                messages=orders.messages,
+                renderer=renderer,
             )
 
     def run(self) -> NoReturn:
@@ -107,3 +117,12 @@ class Courier:
         wait_for_frame(REPORT_INTERVAL, self._frames, self._reader)
         with suppress(BlockingIOError):
             self._reader.recv(4096)
+
+
+def _renderer_of(orders: Orders) -> "TemplateRenderer | None":
+    """Return what renders the user's templates, for all sinks; ``None`` if there are none."""
+    if not any(templates_of(sink, orders.messages) for sink in orders.sinks.values()):
+        return None
+    from notbefore.courier.render_process import RenderProcess  # Jinja2, 2 MB
+
+    return RenderProcess()

@@ -23,7 +23,7 @@ from notbefore.errors import NotBeforeError, PluginError, SendError
 from notbefore.net.redact import Redactor
 
 if TYPE_CHECKING:
-    from notbefore.courier.templates import Templates
+    from notbefore.courier.templates import TemplateRenderer, Templates
 
 GRACE: Final = 5.0  # seconds after a sink's timeout until an attempt counts as hanging
 QUICK: Final = 0.25  # seconds; an attempt is quick if it takes less
@@ -48,6 +48,7 @@ class SinkThread:
     """One thread, with a sink of its own. The main thread calls the public methods.
 
     ``make_sink`` makes the sink, and ``report`` is called with each result, both in this thread.
+    ``renderer`` renders the user's templates, if there are any.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class SinkThread:
         redact: Redactor,
         *,
         messages: Messages,
+        renderer: "TemplateRenderer | None",
     ) -> None:
         self.is_quick = False  # its last attempt was quick
         self.hangs = False  # its present attempt was reported as hanging
         self._config = config
         self._messages = messages
+        self._renderer = renderer
         self._make_sink = make_sink
         self._report = report
         self._results = results
@@ -186,12 +189,12 @@ class SinkThread:
 
     def _templated(self, message: Message) -> Message:
         """Return the message with the texts of the user's templates, if there are any."""
-        if not templates_of(self._config, self._messages):
+        if self._renderer is None or not templates_of(self._config, self._messages):
             return message
         if self._templates is None:
             from notbefore.courier.templates import Templates  # Jinja2, 2 MB
 
-            self._templates = Templates(self._config, self._messages)
+            self._templates = Templates(self._config, self._messages, self._renderer)
         rendering = self._templates.render(message)
         for failure in rendering.failures:
             self._results.template_failed(f"{failure.key}: {failure.text}")

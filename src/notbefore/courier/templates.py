@@ -4,7 +4,7 @@ The module is imported only if there are templates: see ``config.template``.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -18,7 +18,7 @@ from notbefore.config.sinks import (
     SinkConfig,
     templates_of,
 )
-from notbefore.config.template import RenderError, Template, link_values, record_values
+from notbefore.config.template import RenderError
 from notbefore.core.message import Message, Templated
 from notbefore.core.record import Heartbeat
 from notbefore.core.text import one_line
@@ -39,19 +39,26 @@ class Rendering(Struct, frozen=True):
     failures: tuple[Failure, ...] = ()  # of the templates that are left out
 
 
+class TemplateRenderer(Protocol):
+    """Renders templates: in this process (``Renderer``), or in another (``RenderProcess``)."""
+
+    def render(self, source: str, values: Mapping[str, Any]) -> str:
+        """Return the text of a template; raises ``RenderError``."""
+        ...
+
+
 class Templates:
     """The templates of one sink. Use it in one thread at a time."""
 
-    def __init__(self, sink: SinkConfig, messages: Messages) -> None:
+    def __init__(self, sink: SinkConfig, messages: Messages, renderer: TemplateRenderer) -> None:
         self._settings = sink.settings
         self._messages = messages
-        self._templates: dict[str, Template] = {}
-        for key, source in templates_of(sink, messages).items():
-            self._templates[key] = Template(source)
+        self._sources = templates_of(sink, messages)
+        self._renderer = renderer
 
     def leave_out(self, key: str) -> None:
         """Leave this template out from now on."""
-        self._templates.pop(key, None)
+        self._sources.pop(key, None)
 
     def render(self, message: Message) -> Rendering:
         """Render the templates for a message. A template that fails is left out."""
@@ -68,7 +75,7 @@ class Templates:
         body = self._text(BODY_TEMPLATE, values, failures)
         templated = Templated(title, body)
 
-        if REQUEST_TEMPLATE in self._templates:
+        if REQUEST_TEMPLATE in self._sources:
             values = self._values(replace(basis, templated=templated))
             request = self._text(REQUEST_TEMPLATE, values, failures)
             templated = replace(templated, request=request)
@@ -76,11 +83,11 @@ class Templates:
 
     def _text(self, key: str, values: Mapping[str, Any], failures: list[Failure]) -> str | None:
         """Return the text of a template; ``None`` if there is no such template, or if it fails."""
-        template = self._templates.get(key)
-        if template is None:
+        source = self._sources.get(key)
+        if source is None:
             return None
         try:
-            return self._rendered(key, template, values)
+            return self._rendered(key, source, values)
         except RenderError as error:
             failures.append(Failure(key, f"the template fails ({error})"))
             return None
@@ -88,9 +95,9 @@ class Templates:
             failures.append(Failure(key, f"the template makes no valid JSON ({error})"))
             return None
 
-    def _rendered(self, key: str, template: Template, values: Mapping[str, Any]) -> str:
+    def _rendered(self, key: str, source: str, values: Mapping[str, Any]) -> str:
         """Return the text; raises ``RenderError``, or ``msgspec.DecodeError`` if it is no JSON."""
-        text = template.render(values)
+        text = self._renderer.render(source, values)
         if key == REQUEST_TEMPLATE:
             if self._settings.is_json:
                 msgspec.json.decode(text)
@@ -108,8 +115,8 @@ class Templates:
             "title": text.title,
             "body": text.plain,
             "severity": message.shown_severity,
-            "links": link_values(_addresses(text)),
-            "record": record_values(message.content.flat()),
+            "links": _addresses(text),
+            "record": message.content.flat(),
         }
 
 

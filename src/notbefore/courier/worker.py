@@ -8,7 +8,7 @@ order.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.delivery import Delivery
@@ -18,6 +18,9 @@ from notbefore.courier.sink import Sink
 from notbefore.courier.sink_thread import QueuedDelivery, SinkThread
 from notbefore.net.redact import Redactor
 
+if TYPE_CHECKING:
+    from notbefore.courier.templates import TemplateRenderer
+
 BATCH: Final = 16  # deliveries that a quick sink has at a time at most
 
 
@@ -25,7 +28,7 @@ class Worker:
     """The main thread uses it.
 
     ``make_sink`` makes a sink, and ``report`` is called with each result, in the threads of the
-    sink.
+    sink. ``renderer`` renders the user's templates, if there are any.
     """
 
     def __init__(
@@ -37,9 +40,11 @@ class Worker:
         redact: Redactor,
         *,
         messages: Messages,
+        renderer: "TemplateRenderer | None" = None,
     ) -> None:
         self._config = config
         self._messages = messages
+        self._renderer = renderer
         self._make_sink = make_sink
         self._report = report
         self._redact = redact
@@ -113,6 +118,7 @@ class Worker:
             self._results,
             self._redact,
             messages=self._messages,
+            renderer=self._renderer,
         )
         self._threads.append(thread)
         return thread
