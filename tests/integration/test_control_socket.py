@@ -39,37 +39,33 @@ def approve_all(_request: ControlRequest, _user: str) -> ControlReply:
 
 
 def test_order_is_not_carried_out_when_its_client_has_gone(tmp_path: Path) -> None:
-    carried_out: list[str] = []
-    free = threading.Event()
+    event_ids: list[str] = []
+    released = threading.Event()
 
     def carry_out(order: ControlRequest, _user: str) -> ControlReply:
-        carried_out.append(order.event_id)
-        free.wait(60)
+        event_ids.append(order.event_id)
+        released.wait(60)
         return ControlReply(done=True)
 
     control = ControlSocket(tmp_path, Desk(carry_out))
     control.start()
-
     eventually(lambda: listens(tmp_path))
-
     first = threading.Thread(
         target=ask_agent, args=(tmp_path, ControlRequest("first"), ControlReply)
     )
     first.start()
+    eventually(lambda: event_ids == ["first"])
 
-    eventually(lambda: carried_out == ["first"])
-
-    with _unix_socket() as connection:  # waits in the queue, and gives up
+    with _unix_socket() as connection:  # the second client gives up while it waits
         connection.connect(str(tmp_path / NAME))
         connection.sendall(b'{"ask": "approve", "event_id": "second", "content": "x"}\n')
-    free.set()
-
-    assert ask_agent(tmp_path, ControlRequest("third"), ControlReply).done
-
+    released.set()
+    third_reply = ask_agent(tmp_path, ControlRequest("third"), ControlReply)
     first.join()
     control.stop()
 
-    assert carried_out == ["first", "third"]
+    assert third_reply.done
+    assert event_ids == ["first", "third"]
 
 
 def test_dripping_client_does_not_block_the_next_one(
@@ -79,7 +75,6 @@ def test_dripping_client_does_not_block_the_next_one(
     stopped = threading.Event()
     control = ControlSocket(tmp_path, Desk(approve_all))
     control.start()
-
     eventually(lambda: listens(tmp_path))
 
     with _unix_socket() as dripping:
@@ -109,31 +104,30 @@ def test_client_does_not_wait_for_an_agent_that_accepts_no_connection(
     monkeypatch.setattr(control_socket, "CLIENT_SECONDS", 0.1)
     with _unix_socket() as stuck:
         stuck.bind(str(tmp_path / NAME))
-
         stuck.listen(0)
 
-        assert [listens(tmp_path) for _ in range(3)] == [True] * 3
+        for _ in range(3):  # the first ones fill the queue of connections
+            assert listens(tmp_path)
 
 
-def test_unencodable_answer_does_not_end_the_control_socket(
-    tmp_path: Path,
-) -> None:
-    words = iter(["\udcff", "done"])  # as in a name of a user or a file that is no UTF-8
+def test_unencodable_answer_does_not_end_the_control_socket(tmp_path: Path) -> None:
+    # the names of users and files need not be UTF-8
+    words = iter(["\udcff", "done"])
 
     def answer(_request: ControlRequest, _user: str) -> ControlReply:
         return ControlReply(done=True, words=next(words))
 
-    listening = ControlSocket(tmp_path, Desk(answer))
-    listening.start()
-
+    control = ControlSocket(tmp_path, Desk(answer))
+    control.start()
     eventually(lambda: listens(tmp_path))
-
     try:
         with pytest.raises(NotBeforeError, match=r"this failed \(UnicodeEncodeError\)"):
             ask_agent(tmp_path, ControlRequest("E"), ControlReply)
-        assert ask_agent(tmp_path, ControlRequest("E"), ControlReply).words == "done"
+        reply = ask_agent(tmp_path, ControlRequest("E"), ControlReply)
     finally:
-        listening.stop()
+        control.stop()
+
+    assert reply.words == "done"
 
 
 def test_socket_is_created_again_once_its_deleted_directory_exists(
@@ -144,10 +138,9 @@ def test_socket_is_created_again_once_its_deleted_directory_exists(
     directory.mkdir()
     control = ControlSocket(directory, Desk(approve_all))
     control.start()
-
     eventually(lambda: listens(directory))
 
-    # in one step: else the socket may be made again before its end
+    # in one step, because the agent could create the socket again in a directory that is emptied
     directory.rename(tmp_path / "deleted")
     eventually(lambda: not listens(directory))
 
@@ -155,4 +148,4 @@ def test_socket_is_created_again_once_its_deleted_directory_exists(
     eventually(lambda: listens(directory))
 
     control.stop()
-    eventually(lambda: not (directory / NAME).exists())  # it waits half a second for that
+    eventually(lambda: not (directory / NAME).exists())

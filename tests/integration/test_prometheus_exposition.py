@@ -1,4 +1,4 @@
-"""What Prometheus itself says of /metrics."""
+"""The tools of Prometheus accept /metrics."""
 
 import subprocess
 import sys
@@ -28,26 +28,30 @@ def families() -> list[Family]:
     return list(samples(view))
 
 
-def test_promtool_has_nothing_to_say(families: list[Family]) -> None:
+def test_promtool_accepts_the_metrics_without_a_warning(families: list[Family]) -> None:
     needs("promtool")
     body, _ = render(families, "text/plain")
 
-    checked = subprocess.run(
+    result = subprocess.run(
         ["promtool", "check", "metrics"], input=body, capture_output=True, check=False, timeout=60
     )
 
-    assert checked.returncode == 0
-    assert checked.stdout == b""
-    assert checked.stderr == b""
+    assert result.returncode == 0
+    assert result.stdout == b""
+    assert result.stderr == b""
 
 
-def test_openmetrics_is_served_on_request_and_parses(families: list[Family]) -> None:
+def test_openmetrics_is_served_on_request(families: list[Family]) -> None:
     body, content_type = render(families, OPENMETRICS)
 
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
-    parse: Any = text_string_to_metric_families  # has no types
+
+def test_openmetrics_is_readable_by_the_parser_of_prometheus(families: list[Family]) -> None:
+    body, _ = render(families, OPENMETRICS)
+    parse: Any = text_string_to_metric_families  # it has no types
+
     parsed = {family.name: family for family in parse(body.decode())}
 
     assert parsed["azure_scheduled_event_changes"].type == "counter"

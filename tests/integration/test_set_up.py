@@ -1,4 +1,4 @@
-"""The set-up of ``make`` shows what it does, and how far it is."""
+"""The set-up of ``make`` shows its progress."""
 
 import re
 import subprocess
@@ -20,8 +20,8 @@ time.sleep(0.8)
 """
 
 
-def shown(*words: str, terminal: bool = False) -> subprocess.CompletedProcess[str]:
-    """The output of a command with its progress; ``script`` gives it a terminal."""
+def run_with_progress(*words: str, terminal: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command with its progress, in a terminal or not."""
     command = [sys.executable, str(ROOT / "tools" / "progress.py"), *words]
     if terminal:
         program = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
@@ -29,24 +29,24 @@ def shown(*words: str, terminal: bool = False) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_terminal_sees_how_far_pip_is(tmp_path: Path) -> None:
+def test_terminal_shows_the_progress_of_pip(tmp_path: Path) -> None:
     pins = tmp_path / "pins.txt"
     pins.write_text("a==1 \\\n    --hash=sha256:0\nb==1\nc==1\nd==1 ; win32\n", encoding="utf-8")
     pip = [sys.executable, "-c", PIP, "--requirement", str(pins)]
 
-    done = shown("installing", *pip, terminal=True)
+    result = run_with_progress("installing", *pip, terminal=True)
 
-    assert done.returncode == 0
-    states = [text.partition(" s, ")[2].strip() for text in done.stdout.split("\x1b[K")]
+    assert result.returncode == 0
+    states = [text.partition(" s, ")[2].strip() for text in result.stdout.split("\x1b[K")]
     steps = ("package 1 of 4", "package 4 of 4", "unpacking the packages")
     assert [step for step in steps if step not in states] == []
-    assert "installing: done after " in done.stdout
+    assert "installing: done after " in result.stdout
 
 
 def test_file_gets_a_line_at_the_beginning_and_one_at_the_end() -> None:
-    done = shown("building", sys.executable, "-c", "import time; time.sleep(1)")
+    result = run_with_progress("building", sys.executable, "-c", "import time; time.sleep(1)")
 
-    begin, end = done.stdout.splitlines()
+    begin, end = result.stdout.splitlines()
     assert begin == "building ... 0 s"
     took = re.fullmatch(r"building: done after (\d+) s", end)
     assert took is not None
@@ -54,18 +54,22 @@ def test_file_gets_a_line_at_the_beginning_and_one_at_the_end() -> None:
 
 
 def test_failed_command_shows_its_output_and_keeps_its_exit_code() -> None:
-    done = shown("building", sys.executable, "-c", "print('no compiler'); raise SystemExit(7)")
+    result = run_with_progress(
+        "building", sys.executable, "-c", "print('no compiler'); raise SystemExit(7)"
+    )
 
-    assert done.returncode == 7
-    assert "building: failed after " in done.stdout
-    assert done.stdout.endswith("no compiler\n")
+    assert result.returncode == 7
+    assert "building: failed after " in result.stdout
+    assert result.stdout.endswith("no compiler\n")
 
 
 def test_log_gets_the_output_instead(tmp_path: Path) -> None:
     log = tmp_path / "build.log"
 
-    done = shown("--log", str(log), "building", sys.executable, "-c", "print('x' * 100_000)")
+    result = run_with_progress(
+        "--log", str(log), "building", sys.executable, "-c", "print('x' * 100_000)"
+    )
 
-    assert done.returncode == 0
+    assert result.returncode == 0
     assert log.read_text(encoding="utf-8") == "x" * 100_000 + "\n"
-    assert "xxx" not in done.stdout
+    assert "xxx" not in result.stdout

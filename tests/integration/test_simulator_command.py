@@ -25,14 +25,14 @@ PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 
 @contextmanager
 def simulating(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and the address that it says."""
+    """Run the command; yield the process and the address that it prints."""
     command = [sys.executable, "-m", "notbefore", "simulate", "--listen", "127.0.0.1:0", *words]
-    # a shell's background jobs ignore SIGINT, and hand that down
-    heeded = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # the background jobs of a shell ignore SIGINT, and so would their children
+    previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        signal.signal(signal.SIGINT, heeded)
+        signal.signal(signal.SIGINT, previous_handler)
         assert process.stdout is not None
         address = process.stdout.readline().partition("notbefore run --imds ")[2].rstrip("\n")
         try:
@@ -42,39 +42,37 @@ def simulating(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def ask(address: str, path: str = PATH) -> Any:
+    """Return the document in an answer, or the status of an error."""
     status, body = get(int(address.rpartition(":")[2]), path, Metadata="true")
-    return msgspec.json.decode(body) if status == 200 else status
+    if status != 200:
+        return status
+    return msgspec.json.decode(body)
 
 
 def test_simulate_prints_an_endpoint_for_each_vm() -> None:
     with simulating("--vm", "a_0", "b_1") as (process, address):
         assert process.stdout is not None
-
         lines = [process.stdout.readline() for _ in range(2)]
-        assert lines == [f"  a_0: {address}/vm/a_0\n", f"  b_1: {address}/vm/b_1\n"]
-        assert (
-            ask(address, "/vm/b_1/metadata/instance?api-version=2021-02-01")["compute"]["name"]
-            == "b_1"
-        )
+        instance = ask(address, "/vm/b_1/metadata/instance?api-version=2021-02-01")
+
+    assert lines == [f"  a_0: {address}/vm/a_0\n", f"  b_1: {address}/vm/b_1\n"]
+    assert instance["compute"]["name"] == "b_1"
 
 
 def test_simulate_applies_each_fault_to_one_answer() -> None:
-    words = (
-        "--fault",
-        "status:599",
-        "--fault",
-        "status",
-        "--scenario",
-        "user-reboot",
-        "--cancel",
-        "--speed",
-        "75",
-    )
+    with simulating("--fault", "status:599", "--fault", "status") as (_, address):
+        assert ask(address) == 599
+        assert ask(address) == 500
+        assert ask(address)["Events"] == []
+
+
+def test_simulate_cancels_the_event_of_a_scenario() -> None:
+    words = ("--scenario", "user-reboot", "--cancel", "--speed", "75")
     with simulating(*words) as (_, address):
-        assert [ask(address) for _ in range(2)] == [599, 500]  # the first has no name
-        # for six seconds
-        assert [event["EventStatus"] for event in ask(address)["Events"]] == ["Scheduled"]
-        eventually(lambda: not ask(address)["Events"])
+        (event,) = ask(address)["Events"]  # which is listed for six seconds
+
+        assert event["EventStatus"] == "Scheduled"
+        eventually(lambda: ask(address)["Events"] == [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -115,18 +113,17 @@ def test_simulate_ends_with_code_2_when_an_argument_is_wrong(
 def test_simulate_ends_with_code_3_when_its_address_is_in_use(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
 
-        taken.listen()
+        exit_code = main(["simulate", "--listen", f"127.0.0.1:{port}"])
 
-        assert main(["simulate", "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]) == 3
-
+    assert exit_code == 3
     assert "cannot listen" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("schema", ["event-grid", "cloud-events"])
-def test_simulate_sends_to_a_hub_what_event_grid_delivers(schema: str, tmp_path: Path) -> None:
+def test_simulate_sends_the_messages_of_event_grid(schema: str, tmp_path: Path) -> None:
     with Hub(tmp_path, partitions=2) as hub:
         (tmp_path / "hub-key").write_text(hub.connection_string(), encoding="utf-8")
         words = ("--event-grid", str(tmp_path / "hub-key"), "--event-grid-schema", schema)
@@ -143,7 +140,7 @@ def test_simulate_sends_to_a_hub_what_event_grid_delivers(schema: str, tmp_path:
     assert len(partitions) == 1
 
 
-def test_simulate_sends_again_what_the_hub_has_not_accepted(tmp_path: Path) -> None:
+def test_simulate_sends_messages_again_until_the_hub_accepts_them(tmp_path: Path) -> None:
     hub = Hub(tmp_path, partitions=1)
     (tmp_path / "hub-key").write_text(hub.connection_string(), encoding="utf-8")
 

@@ -1,6 +1,4 @@
-"""An exception that nobody foresaw ends no loop of the agent: it is logged once, counted, and tried
-again.
-"""
+"""Unforeseen exceptions: each loop of the agent logs them once, counts them, and tries again."""
 
 import json
 import logging
@@ -24,26 +22,26 @@ from support.agent import RunningAgent, eventually
 from support.azure import ME, body, item
 from support.tracking import Tracking, runtime_of
 
-# the installed command, with a parser that fails as a mistake in it would
+# the installed command, with a parser that has a bug
 BROKEN = """
 import sys
 from notbefore.agent import tracker
 from notbefore.commands.main import main
 
 def parse(*_):
-    raise RuntimeError("a mistake of ours")
+    raise RuntimeError("a bug")
 
 tracker.parse = parse
 sys.exit(main(sys.argv[3:]))
 """
 
 
-MISTAKE = RuntimeError("a mistake of ours")
+BUG = RuntimeError("a bug")
 
 
-def failing(real: Any, times: int) -> Mock:
-    """Fails so many times, then does what ``real`` does."""
-    return Mock(wraps=real, side_effect=chain(repeat(MISTAKE, times), repeat(DEFAULT)))
+def failing(function: Any, times: int) -> Mock:
+    """Return a function that fails so many times, and then works as this one."""
+    return Mock(wraps=function, side_effect=chain(repeat(BUG, times), repeat(DEFAULT)))
 
 
 def test_answer_is_processed_at_the_next_poll_after_a_failure(
@@ -68,9 +66,11 @@ def test_answer_is_processed_at_the_next_poll_after_a_failure(
 
     assert [record["azure.scheduled_event.id"] for record in agent.records] == ["E1"]
     assert errors.count == 4
-    assert [
-        record.exc_info is not None for record in caplog.records if "unforeseen" in record.message
-    ] == [True] * 2
+    identity_error, parser_error = (
+        record for record in caplog.records if "unforeseen" in record.message
+    )
+    assert identity_error.exc_info
+    assert parser_error.exc_info
 
 
 def test_agent_ends_with_code_1_when_polling_always_fails(
@@ -87,30 +87,52 @@ def test_agent_ends_with_code_1_when_polling_always_fails(
     ):
         eventually(lambda: agent.answers("/healthz"))
         eventually(lambda: agent.metric("notbefore_unforeseen_errors_total"))
-        assert agent.process.wait(120) == 1
-
+        exit_code = agent.process.wait(120)
         agent.stop()
+
     lines = [json.loads(line) for line in agent.log.splitlines()]
-
-    (logged,) = [line for line in lines if "unforeseen error in poll" in line["body"]]
-
-    assert "a mistake of ours" in logged["exception"]
+    (error,) = (line for line in lines if "unforeseen error in poll" in line["body"])
+    assert exit_code == 1
+    assert "a bug" in error["exception"]
     assert f"poll failed {MAX_IN_A_ROW} times in a row" in agent.log
 
 
 def test_vital_work_is_given_up_after_failures_without_a_success() -> None:
-    ended: list[bool] = []
-    errors = ThreadGuard(lambda: ended.append(True))
-    fails = Mock(side_effect=MISTAKE)
-    for number in range(5 * MAX_IN_A_ROW):
-        errors.attempt("main", fails if number % MAX_IN_A_ROW else str)
-        errors.attempt("http", fails, vital=False)
+    give_up = Mock()
+    errors = ThreadGuard(give_up)
+    fail = Mock(side_effect=BUG)
+
+    for _ in range(MAX_IN_A_ROW - 1):
+        errors.attempt("main", fail)
 
     assert not errors.given_up
 
-    errors.attempt("main", fails)
+    errors.attempt("main", fail)
+
     assert errors.given_up
-    assert ended == [True]
+    assert give_up.call_count == 1
+
+
+def test_success_restarts_the_count_of_failures_in_a_row() -> None:
+    errors = ThreadGuard()
+    fail = Mock(side_effect=BUG)
+
+    for _ in range(5):
+        for _ in range(MAX_IN_A_ROW - 1):
+            errors.attempt("main", fail)
+        errors.attempt("main", str)
+
+    assert not errors.given_up
+
+
+def test_work_that_is_not_vital_is_never_given_up() -> None:
+    errors = ThreadGuard()
+    fail = Mock(side_effect=BUG)
+
+    for _ in range(5 * MAX_IN_A_ROW):
+        errors.attempt("http", fail, vital=False)
+
+    assert not errors.given_up
 
 
 @pytest.mark.parametrize(("name", "ends"), [("stdout", True), ("http-scrape-1", False)])
@@ -119,9 +141,9 @@ def test_thread_ended_by_an_exception_is_logged_and_counted(
 ) -> None:
     errors = ThreadGuard()
     monkeypatch.setattr(threading, "excepthook", errors.thread_ended)
-    thread = threading.Thread(target=Mock(side_effect=MISTAKE), name=name)
-    thread.start()
+    thread = threading.Thread(target=Mock(side_effect=BUG), name=name)
 
+    thread.start()
     thread.join()
 
     assert errors.count == 1

@@ -92,7 +92,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 14.0, 60.0, 900.0]), right=st.booleans())
     def the_host_pauses_the_vm(self, seconds: float, *, right: bool) -> None:
-        # a pause that no clock of the VM shows, and no Date either, nobody can know of
+        # no agent can notice a pause that neither a clock of the VM nor a Date shows
         self.world.pause(seconds, put_right=right or not self.world.dated)
         self.observer.account.perturb()
 
@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
         in_order=st.booleans(),
     )
     def the_agent_is_restarted(self, seconds: float, *, named: bool, in_order: bool) -> None:
-        (self.observer.stop if in_order else self.observer.kill)()
+        self.end_agent(in_order=in_order)
         self.world.run(seconds)
         self.observer.start(named=named)
         self.observer.seconds(1)
@@ -138,19 +138,9 @@ class Machine(RuleBasedStateMachine):
     def the_machine_boots(
         self, seconds: float, vm: str, *, named: bool, in_order: bool, due: bool
     ) -> None:
-        if due:  # as Azure does it: at NotBefore
-            starts = [
-                happening.starts_at
-                for happening in self.world.happenings.values()
-                if happening.listed and happening.starts_at
-            ]
-            left = (
-                min((start for start in starts if start > self.world.now), default=0.0)
-                - self.world.now
-            )
-            self.world.run(max(0.0, left - 2.0))
-            self.observer.seconds(2)  # up to then it runs, and asks
-        (self.observer.stop if in_order else self.observer.kill)()
+        if due:  # Azure reboots a VM at NotBefore
+            self.run_until_the_next_start()
+        self.end_agent(in_order=in_order)
         if vm != self.world.vm:
             self.observer.account.move(vm)
             self.observer.unknown_disk = True
@@ -158,10 +148,27 @@ class Machine(RuleBasedStateMachine):
         self.observer.account.perturb(rebooted=True)
         self.observer.start(named=named)
         self.observer.seconds(self.world.chance.randint(1, 8))
-        if (
-            self.observer.unknown_disk
-        ):  # where IMDS does not name another VM within ten seconds, that is not noticed
+        if self.observer.unknown_disk:
+            # the agent cannot notice another VM that IMDS does not name within ten seconds
             self.observer.learn_name()
+
+    def end_agent(self, *, in_order: bool) -> None:
+        if in_order:
+            self.observer.stop()
+        else:
+            self.observer.kill()
+
+    def run_until_the_next_start(self) -> None:
+        """Let the time pass until the next event starts. The agent polls in the last seconds."""
+        now = self.world.now
+        starts = [
+            happening.starts_at
+            for happening in self.world.happenings.values()
+            if happening.listed and happening.starts_at and happening.starts_at > now
+        ]
+        if starts:
+            self.world.run(max(0.0, min(starts) - now - 2.0))
+        self.observer.seconds(2)
 
     @rule()
     def imds_says_which_vm_this_is(self) -> None:
@@ -178,7 +185,7 @@ class Machine(RuleBasedStateMachine):
             assert self.observer.account.uncertain == []
 
 
-# 0: the few of an everyday run, the same ones each time
+# 0: a few worlds, the same ones in each run
 WORLDS = int(os.environ.get("NOTBEFORE_WORLDS", "0"))
 TestTruth = pytest.mark.long(Machine.TestCase)
 TestTruth.settings = settings(
