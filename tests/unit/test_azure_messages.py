@@ -207,6 +207,17 @@ def test_unreadable_event_leaves_the_others(changed: dict[str, Any]) -> None:
     assert len(decoded.unreadable) == 1
 
 
+@pytest.mark.parametrize("other", ["text", None, 5, [], {"eventType": 5}])
+def test_array_element_that_is_no_message_leaves_the_others(other: object) -> None:
+    good = message("Started", at=at(1))
+
+    result = read_record(json.dumps([good, other, good]).encode())
+
+    assert isinstance(result, AzureMessages)
+    assert [azure_report.status for azure_report in result.reports] == ["Started", "Started"]
+    assert len(result.unreadable) == 1
+
+
 def test_data_that_is_no_object_is_unreadable() -> None:
     event = {**message("Started", at=at(0)), "data": [1]}
 

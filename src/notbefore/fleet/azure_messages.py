@@ -36,6 +36,7 @@ EVENT_TYPES: Final = (
     "microsoft.resourcenotifications.maintenanceresources.scheduledeventemitted",
     "microsoft.maintenance/scheduledevents/write",
 )
+MAX_UNREADABLE: Final = 100  # elements of one array that are no messages; more are not counted
 MICROSOFT: Final = "microsoft."  # the start of every type of Azure's messages, in lower case
 VIRTUAL_MACHINE: Final = "virtualmachine"  # a ResourceType, in lower case
 
@@ -123,7 +124,8 @@ class _Properties(Struct):
     ResourceType: Any = None
 
 
-_messages: Final = msgspec.json.Decoder(list[_Message] | _Message)
+_arrays: Final = msgspec.json.Decoder(list[Raw])
+_messages: Final = msgspec.json.Decoder(_Message)
 _data: Final = msgspec.json.Decoder(_Data)
 _properties: Final = msgspec.json.Decoder(_Properties)
 
@@ -146,18 +148,22 @@ def read_record(body: bytes) -> Report | Beat | AzureMessages | None:
 def read_messages(body: bytes) -> AzureMessages | None:
     """Decode the messages of a record; ``None`` if none of them is one of Azure's."""
     try:
-        decoded = _messages.decode(body)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
+        parts = _arrays.decode(body)
+    except (ValueError, RecursionError):
+        parts = [Raw(body)]  # one message alone
 
-    messages = decoded
-    if isinstance(messages, _Message):
-        messages = [messages]
+    messages: list[_Message] = []
+    unreadable: list[str] = []
+    for part in parts:
+        try:
+            messages.append(_messages.decode(part))
+        except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
+            if len(unreadable) < MAX_UNREADABLE:
+                unreadable.append(str(error))
     if not any(message.kind.startswith(MICROSOFT) for message in messages):
         return None
 
     reports: list[AzureReport] = []
-    unreadable: list[str] = []
     skipped = 0
     for message in messages:
         try:
