@@ -74,10 +74,11 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         context.options |= ssl.OP_NO_RENEGOTIATION
         _check_file("cert_file", self.cert_file)
         _check_file("key_file", self.key_file)
+        if self.client_ca_file is not None:
+            _check_file("client_ca_file", self.client_ca_file)
         with _mistakes_of(f"cert_file, key_file: {self.cert_file}, {self.key_file}"):
             context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
         if self.client_ca_file is not None:
-            _check_file("client_ca_file", self.client_ca_file)
             with _mistakes_of(f"client_ca_file: {self.client_ca_file}"):
                 context.load_verify_locations(self.client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
