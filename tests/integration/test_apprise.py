@@ -202,11 +202,11 @@ def test_text_of_azure_mentions_no_one(services: HttpPeer, service: str, body_fo
 
     send(f"{url}{separator}format={body_format}", message(evil))
 
-    shown = json.dumps(bodies(services), ensure_ascii=False).lower()
+    text = json.dumps(bodies(services), ensure_ascii=False).lower()
     for mention in ("@everyone", "@here", "@all", "@channel", "@u1", "@eve", "<!channel"):
-        assert mention not in shown
-    assert "@\u200beveryone of westno" in shown
-    assert "👉" not in shown  # a mention that apprise has found
+        assert mention not in text
+    assert "@\u200beveryone of westno" in text
+    assert "👉" not in text  # apprise marks mentions with it
 
 
 @pytest.mark.parametrize("service", ["Teams", "Telegram", "ntfy", "Mattermost", "Discord"])

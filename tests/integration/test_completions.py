@@ -15,7 +15,7 @@ from support.agent import eventually
 from support.needs import needs
 
 COMPLETIONS: Final = Path(__file__).parents[2] / "config" / "completions"
-# it stands for the command: a shell completes a line, and then runs it
+# a function in place of the command, because the shell runs each completed line
 COMMAND: Final = 'notbefore() { echo "ran:$*."; }'
 COMMANDS: Final = {
     "bash": ("bash", "--norc", "--noprofile", "-i"),
@@ -25,7 +25,7 @@ SET_UP: Final = {
     "bash": f"{COMMAND}; source {COMPLETIONS}/notbefore",
     "zsh": f"{COMMAND}; fpath=({COMPLETIONS} $fpath); autoload -U compinit; compinit -u -D",
 }
-LINES: Final = {  # what a person types, where \t is the tab key -> what then runs
+LINES: Final = {  # the keys that a person types, with \t for the tab key -> the arguments
     "notbefore hist\t--js\t": "history --json",
     "notbefore fleet mut\t": "fleet mute",
     "notbefore fleet flee\t": "fleet fleet.yml",
@@ -94,23 +94,25 @@ def shell(request: pytest.FixtureRequest, directory: Path) -> Iterator[Shell]:
         yield started
 
 
-def test_bash_and_zsh_complete_what_a_person_types(shell: Shell) -> None:
-    for line, completed in LINES.items():
-        shell.type(f"{line}\n")
+@pytest.mark.parametrize("line", LINES)
+def test_bash_and_zsh_complete_a_line(shell: Shell, line: str) -> None:
+    shell.type(f"{line}\n")
 
-        eventually(partial(shell.shows, f"ran:{completed}."), patience=20)
+    eventually(partial(shell.shows, f"ran:{LINES[line]}."), patience=20)
 
 
-def test_fish_completes_what_a_person_types(directory: Path) -> None:
+@pytest.mark.parametrize("line", FISH)
+def test_fish_completes_a_line(directory: Path, line: str) -> None:
     needs("fish")
-    for line, completed in FISH.items():
-        script = f"source {COMPLETIONS}/notbefore.fish; complete --do-complete '{line}'"
-        done = subprocess.run(
-            ["fish", "--no-config", "--command", script],
-            capture_output=True,
-            text=True,
-            cwd=directory,
-            check=True,
-        )
-        words = [answer.partition("\t")[0] for answer in done.stdout.splitlines()]
-        assert words == [completed], line
+    script = f"source {COMPLETIONS}/notbefore.fish; complete --do-complete '{line}'"
+
+    result = subprocess.run(
+        ["fish", "--no-config", "--command", script],
+        capture_output=True,
+        text=True,
+        cwd=directory,
+        check=True,
+    )
+
+    words = [suggestion.partition("\t")[0] for suggestion in result.stdout.splitlines()]
+    assert words == [FISH[line]]

@@ -31,20 +31,20 @@ def test_fifo_is_refused_at_once(key: str, tmp_path: Path) -> None:
     config = tmp_path / "notbefore.yml"
     config.write_text(KEYS[key].replace("FILE", str(fifo)), encoding="utf-8")
 
-    done = notbefore("check-config", config, timeout=30)
+    result = notbefore("check-config", config, timeout=30)
 
-    assert done.returncode == 2
-    assert "it is not a regular file" in done.stderr
+    assert result.returncode == 2
+    assert "it is not a regular file" in result.stderr
 
 
 def test_configuration_that_is_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
     fifo = tmp_path / "notbefore.yml"
     os.mkfifo(fifo)
 
-    done = notbefore("run", fifo, "--state-dir", tmp_path / "state", timeout=30)
+    result = notbefore("run", fifo, "--state-dir", tmp_path / "state", timeout=30)
 
-    assert done.returncode == 2
-    assert f"{fifo} cannot be read: it is not a regular file" in done.stderr
+    assert result.returncode == 2
+    assert f"{fifo} cannot be read: it is not a regular file" in result.stderr
 
 
 @pytest.mark.parametrize("key", ["cert_file", "key_file", "client_ca_file"])
@@ -63,10 +63,10 @@ def test_certificate_of_the_listener_that_is_a_fifo_is_refused(key: str, tmp_pat
     config = tmp_path / "notbefore.yml"
     config.write_text(f"server: {{web_config_file: {web_config}}}", encoding="utf-8")
 
-    done = notbefore("check-config", config, timeout=30)
+    result = notbefore("check-config", config, timeout=30)
 
-    assert done.returncode == 2
-    assert f"tls_server_config.{key}: {fifo}: " in done.stderr
+    assert result.returncode == 2
+    assert f"tls_server_config.{key}: {fifo}: " in result.stderr
 
 
 def test_reload_refuses_a_secret_that_has_become_a_fifo(tmp_path: Path) -> None:
@@ -87,30 +87,30 @@ def test_reload_refuses_a_secret_that_has_become_a_fifo(tmp_path: Path) -> None:
         assert agent.stop() == 0
 
 
-def test_warning_names_each_file_that_everybody_may_write(tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("url", "header", "ca", "web.yml")]
-    for file in files:
-        file.write_text("https://x.example/hook", encoding="utf-8")
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\n", encoding="utf-8")
-    program.chmod(0o777)
-    files[-1].write_text("", encoding="utf-8")
+def test_warning_names_each_file_that_every_user_may_write(tmp_path: Path) -> None:
+    contents = {
+        "url": "https://x.example/hook",
+        "header": "x",
+        "program": "#!/bin/sh\n",
+        "web.yml": "",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        (tmp_path / name).chmod(0o777)
     config = tmp_path / "notbefore.yml"
     config.write_text(
         f"""
-server: {{web_config_file: {files[3]}}}
+server: {{web_config_file: {tmp_path}/web.yml}}
 sinks:
-  a: {{webhook: {{url_file: {files[0]}, headers: {{X: {{file: {files[1]}}}}}}}}}
-  b: {{command: {{command: [{program}]}}}}
+  a: {{webhook: {{url_file: {tmp_path}/url, headers: {{X: {{file: {tmp_path}/header}}}}}}}}
+  b: {{command: {{command: [{tmp_path}/program]}}}}
 """,
         encoding="utf-8",
     )
     config.chmod(0o600)
-    for file in files:
-        file.chmod(0o666)
 
-    done = notbefore("check-config", config)
+    result = notbefore("check-config", config)
 
-    assert done.returncode == 0
-    for file in (files[0], files[1], files[3], program):
-        assert f"{file} can be written by every user" in done.stderr
+    assert result.returncode == 0
+    for name in contents:
+        assert f"{tmp_path / name} can be written by every user" in result.stderr

@@ -1,7 +1,4 @@
-"""PagerDuty: one incident an event, opened once, closed at its end.
-
-And every body as the published schema wants it.
-"""
+"""PagerDuty: one incident for each event, and bodies that the published schema accepts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -54,9 +51,9 @@ def test_event_is_one_incident_until_it_ends(pager: PagerDuty) -> None:
 @pytest.mark.parametrize(
     "looks",
     [
-        (REBOOT, None),
-        (REBOOT, REBOOT | STARTED, REBOOT, None),
-        (REBOOT, REBOOT | {"Resources": [PEER]}),
+        pytest.param((REBOOT, None), id="canceled"),
+        pytest.param((REBOOT, REBOOT | STARTED, REBOOT, None), id="scheduled again and canceled"),
+        pytest.param((REBOOT, REBOOT | {"Resources": [PEER]}), id="another VM's"),
     ],
 )
 def test_incident_is_closed_when_its_event_no_longer_affects_the_vm(
@@ -71,7 +68,6 @@ def test_incident_has_fields_and_links_of_the_event(pager: PagerDuty) -> None:
     sent(pager, message(REBOOT))
 
     event = pager.steps[0].event
-
     assert event["dedup_key"] == f"notbefore/{ID.casefold()}"
     assert event["payload"]["source"] == ME
     assert event["payload"]["group"] == "WestNO"
@@ -103,6 +99,7 @@ def test_longest_event_stays_within_the_limits_of_pagerduty(pager: PagerDuty) ->
         Answer(202, body=b""),
         Answer(200, body=b'{"status": "success"}'),
     ],
+    ids=["list", "deep", "empty", "status 200"],
 )
 def test_any_success_accepts_an_event(pager: PagerDuty, answer: Answer) -> None:
     pager.default = answer
@@ -113,8 +110,8 @@ def test_any_success_accepts_an_event(pager: PagerDuty, answer: Answer) -> None:
 @pytest.mark.parametrize(
     ("answer", "permanent"),
     [
-        (Answer(202, body=b'{"status": "failure"}'), False),
-        (Answer(400, body=b'{"status": "invalid event"}'), True),
+        pytest.param(Answer(202, body=b'{"status": "failure"}'), False, id="failure"),
+        pytest.param(Answer(400, body=b'{"status": "invalid event"}'), True, id="invalid event"),
     ],
 )
 def test_answer_with_another_status_accepts_nothing(

@@ -15,7 +15,7 @@ REBOOT = {"EventType": "Reboot"}
 
 
 class Answering(Sink):
-    """Returns or raises what a test wants."""
+    """A sink that calls a function of the test, which returns a receipt or raises an error."""
 
     def __init__(self, answer: Callable[[], Any]) -> None:
         self._answer = answer
@@ -47,6 +47,7 @@ def send_error(**fields: Any) -> SendError:
         (Receipt(repeat="1m"), "a Receipt with the repeat '1m'"),  # type: ignore[arg-type]
         (Receipt(thread="x" * (MAX_THREAD + 1)), "a Receipt with a thread of more than 4000"),
     ],
+    ids=["None", "text", "number as thread", "text as pause", "long thread"],
 )
 def test_wrong_receipt_is_not_sent_again(returned: Any, mistake: str) -> None:
     sink = ForeignSink("gotify", Answering(lambda: returned))
@@ -67,6 +68,7 @@ def test_wrong_receipt_is_not_sent_again(returned: Any, mistake: str) -> None:
         (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
         (OSError("no route"), "report it to the author of its package: it raised OSError: no"),
     ],
+    ids=["wrong thread", "wrong pause", "exit", "interrupt", "other error"],
 )
 def test_wrong_error_fails_the_attempt(error: BaseException, mistake: str) -> None:
     sink = ForeignSink("gotify", Answering(raising(error)))
@@ -79,7 +81,7 @@ def test_wrong_error_fails_the_attempt(error: BaseException, mistake: str) -> No
 
 
 class UnprintableError(Exception):
-    """Cannot say what is wrong."""
+    """An error whose text has a bug."""
 
     def __str__(self) -> str:
         raise TypeError("a bug in the text")
@@ -93,7 +95,7 @@ def test_error_without_a_usable_text_is_named_by_its_type() -> None:
 
 
 class Unclosable(Sink):
-    """Cannot be closed."""
+    """A sink whose ``close`` has a bug."""
 
     def close(self) -> None:
         raise TypeError("a bug")
@@ -105,18 +107,21 @@ def test_sink_that_cannot_be_closed_is_reported_to_its_author(
     ForeignSink("gotify", Unclosable()).close()
 
     (line,) = caplog.records
-
     advice = "the sink gotify is faulty, report it to the author of its package"
     assert line.getMessage() == f"{advice}: it cannot be closed"
     assert "TypeError: a bug" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "error", [send_error(retry_after=5.0), ConfigError("the secret's file is missing")]
+    "error",
+    [send_error(retry_after=5.0), ConfigError("the secret's file is missing")],
+    ids=["SendError", "ConfigError"],
 )
 def test_right_error_passes_unchanged(error: NotBeforeError) -> None:
+    sink = ForeignSink("gotify", Answering(raising(error)))
+
     with pytest.raises(NotBeforeError) as failure:
-        ForeignSink("gotify", Answering(raising(error))).send(message(REBOOT))
+        sink.send(message(REBOOT))
 
     assert failure.value is error
 

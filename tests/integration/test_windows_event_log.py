@@ -1,4 +1,4 @@
-"""The sink ``windows_event_log``, with pywin32's functions played: only Windows has the log."""
+"""The sink ``windows_event_log``, with a stand-in for pywin32: only Windows has the log."""
 
 import json
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def test_step_has_an_id_of_its_own(event_id: int, log: EventLog) -> None:
 
 @pytest.mark.usefixtures("log")
 def test_every_kind_of_message_but_heartbeats_has_an_id() -> None:
-    from notbefore.courier.sinks.windows_event_log import EVENT_IDS  # noqa: PLC0415 - played
+    from notbefore.courier.sinks.windows_event_log import EVENT_IDS  # noqa: PLC0415 - the stand-in comes first
 
     kinds: set[Any] = set()
     for part in get_args(MessageKind):

@@ -70,10 +70,10 @@ def test_log_level_warn_is_read(tmp_path: Path) -> None:
     config = tmp_path / "notbefore.yml"
     config.write_text("log: {level: warn, format: text}", encoding="utf-8")
 
-    done = notbefore("check-config", config)
+    result = notbefore("check-config", config)
 
-    assert done.returncode == 0
-    assert done.stderr == ""
+    assert result.returncode == 0
+    assert result.stderr == ""
     assert load(config, {}, {}).log.level == "warn"
 
 
