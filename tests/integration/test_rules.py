@@ -8,7 +8,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -37,7 +37,9 @@ RUNBOOK: Final = ROOT / "docs/runbook.md"
 RUNBOOK_URL: Final = "https://github.com/notbefore/notbefore/blob/main/docs/runbook.md"
 GROUPS: Final[list[dict[str, Any]]] = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
 ALERTS: Final = {
-    rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule
+    rule["alert"]: rule
+    for rule in chain.from_iterable(group["rules"] for group in GROUPS)
+    if "alert" in rule
 }
 # the metrics that the rules read
 WANTED: Final = frozenset(

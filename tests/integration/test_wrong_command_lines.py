@@ -77,15 +77,24 @@ def test_log_level_warn_is_read(tmp_path: Path) -> None:
     assert load(config, {}, {}).log.level == "warn"
 
 
-def test_drill_and_simulate_have_the_same_scenarios() -> None:
+def test_simulate_has_the_scenarios_of_drill_and_one_more() -> None:
     assert NAMED.keys() - drill.SCENARIOS.keys() == {"canceled-maintenance"}
-    for name, event_type in drill.SCENARIOS.items():
-        assert NAMED[name].event_type == event_type
-    assert parsed(["simulate", "--scenario", "reboot"]).scenario == ["reboot"]
-    assert parsed(["drill", "x", "--scenario", "user-reboot"]).scenario == "user-reboot"
 
 
-def test_outbox_list_asks_the_agent_at_a_socket(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", drill.SCENARIOS)
+def test_scenario_has_the_same_event_type_in_drill_and_simulate(name: str) -> None:
+    assert NAMED[name].event_type == drill.SCENARIOS[name]
+
+
+def test_simulate_takes_several_scenarios_and_drill_one() -> None:
+    simulate = parsed(["simulate", "--scenario", "reboot"])
+    exercise = parsed(["drill", "x", "--scenario", "user-reboot"])
+
+    assert simulate.scenario == ["reboot"]
+    assert exercise.scenario == "user-reboot"
+
+
+def test_commands_ask_the_agent_at_a_socket(tmp_path: Path) -> None:
     values = {"log": {"level": "warn"}}
     with (
         Simulator((ME,)) as imds,
