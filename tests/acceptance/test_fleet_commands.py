@@ -125,7 +125,8 @@ def test_dead_letters_of_a_fleet_are_sent_again(hub: Hub, hook: HttpPeer, tmp_pa
         assert "dead" in table
         assert "400" in table
         assert retried == "1 will be sent again now.\n"
-        eventually(lambda: fleet.metric(dead) == 0)
+        eventually(lambda: fleet.count("delivered") == 1)
+        assert fleet.metric(dead) == 0
         assert [request.status for request in hook.requests] == [400, 200]
         assert fleet.stop() == 0
 
