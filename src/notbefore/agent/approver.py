@@ -46,7 +46,7 @@ LONG_WAIT: Final = 60.0  # seconds to the next decision if nothing happens
 OPERATOR_PATIENCE: Final = 45.0  # seconds after which an operator's request is no longer begun
 CONFIRM_TIMEOUT: Final = 5.0  # seconds for IMDS's answer right before a start request
 PAUSE: Final = 5.0  # seconds after an unusable answer
-UNNAMED: Final = "it names no VM; `notbefore approve --without-resources` approves it all the same"
+UNNAMED: Final = "it names no VM; `notbefore approve --without-resources` approves it anyway"
 UNDECIDED: Final = ControlReply(done=False, words="not decided yet: see `notbefore history`")
 
 log = logging.getLogger("notbefore.approval")

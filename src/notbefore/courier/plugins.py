@@ -72,7 +72,7 @@ class ForeignSink(Sink):
         return receipt
 
     def close(self) -> None:
-        """Close the sink. If it cannot be closed, another one is made all the same."""
+        """Close the sink. An error is logged, because another sink replaces this one anyway."""
         try:
             self._sink.close()
         except (Exception, SystemExit, KeyboardInterrupt) as error:
