@@ -1,6 +1,4 @@
-"""What most acceptance tests talk to: a simulated IMDS that lists nothing yet, a webhook's
-receiver, an Event Hub.
-"""
+"""Fixtures of most acceptance tests: a simulated IMDS, a receiver of webhooks, an Event Hub."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from support.peers import HttpPeer
 
 @pytest.fixture
 def imds() -> Iterator[Simulator]:
+    """A simulated IMDS of two VMs, which lists no event yet."""
     with Simulator((ME, PEER)) as simulator:
         yield simulator
 

@@ -1,8 +1,9 @@
-"""Approval, as the installed agent does it: what reaches IMDS is counted there."""
+"""The installed agent approves events; the simulated IMDS counts its start requests."""
 
 import html
 import signal
 import stat
+import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,6 @@ from support.azure import FUTURE, ID, ME, PEER, body, item
 from support.needs import needs, ordinary_user
 
 APPROVALS = 'azure_scheduled_event_approvals_total{result="%s",rule="%s"}'
-SWITCHES = ((True, True, False), (True, True, True), (True, False, False), (False, True, False))
 USERS = {"match": {"event_source": "User"}, "name": "users"}
 
 
@@ -32,58 +32,87 @@ def agent_of(
     imds: Simulator, tmp_path: Path, *rules: dict[str, Any], allowed: bool = True, **switches: bool
 ) -> RunningAgent:
     policy = {"enabled": True, "dry_run": False, "rules": list(rules), **switches}
-    tmp_path.mkdir(exist_ok=True)
     words = ["--allow-approval"] if allowed else []
     return RunningAgent(imds.endpoint, tmp_path / "state", {"approval": policy}, *words)
 
 
-def last(agent: RunningAgent, kind: str) -> dict[str, Any]:
-    def found() -> list[dict[str, Any]]:
+def only_record(agent: RunningAgent, kind: str) -> dict[str, Any]:
+    """Wait for the only record of this kind; return it without the prefixes of its fields."""
+
+    def records() -> list[dict[str, Any]]:
         return [
             record for record in agent.records if record["azure.scheduled_event.change"] == kind
         ]
 
-    eventually(found)
-    assert len(found()) == 1
+    (record,) = eventually(records)
     return {
         name.removeprefix("azure.scheduled_event.").removeprefix("approval."): value
-        for name, value in found()[0].items()
+        for name, value in record.items()
     }
 
 
-def test_agent_approves_only_when_both_keys_are_on_without_a_dry_run(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        running = []
-        for number, (allowed, enabled, dry_run) in enumerate(SWITCHES):
-            imds = stack.enter_context(Simulator((ME, PEER)))
-            imds.set_document(listed())
-            agent = agent_of(
-                imds,
-                tmp_path / f"{number}",
-                USERS,
-                allowed=allowed,
-                enabled=enabled,
-                dry_run=dry_run,
-            )
-            running.append((allowed, enabled, dry_run, imds, stack.enter_context(agent)))
-        for allowed, enabled, dry_run, imds, agent in running:
-            wait_for_polls(imds, 10)
-            by_hand = notbefore("approve", ID, "--yes", "--state-dir", str(agent.state))
-            both = allowed and enabled and not dry_run
-            assert (len(imds.start_requests) > 0) == both, (allowed, enabled, dry_run)
-            assert (by_hand.returncode == 0) == both, by_hand
-            missing = {
-                (True, False): "approval.enabled is not true",
-                (False, True): "without --allow-approval",
-                (True, True): "approval.dry_run is true" if dry_run else "approval is on",
-            }[allowed, enabled]
-            assert missing in agent.log
-            if allowed and enabled and dry_run:
-                assert last(agent, "approval_skipped")["reason"] == "dry_run"
-                assert agent.metric(APPROVALS % ("dry_run", "users")) == 1
+def approve(
+    agent: RunningAgent, event_id: str, *words: str, sudo_user: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run `notbefore approve` once the agent listens to commands."""
+    agent.wait_until_listening()
+    state = ("--state-dir", str(agent.state))
+    return notbefore("approve", event_id, *words, *state, SUDO_USER=sudo_user)
 
 
-def test_plan_is_shown_on_page_and_in_commands_while_approval_is_off(
+def test_agent_approves_by_rule_when_both_switches_are_on(imds: Simulator, tmp_path: Path) -> None:
+    imds.set_document(listed())
+
+    with agent_of(imds, tmp_path, USERS) as agent:
+        eventually(lambda: imds.start_requests)
+        only_record(agent, "approved")
+        by_hand = approve(agent, ID, "--yes")
+
+    assert imds.start_requests == [ID]
+    assert by_hand.returncode == 0
+    assert "it is approved already" in by_hand.stdout
+    assert "approval is on" in agent.log
+
+
+@pytest.mark.parametrize(
+    ("allowed", "enabled", "why"),
+    [
+        (True, False, "approval.enabled is not true"),
+        (False, True, "without --allow-approval"),
+    ],
+)
+def test_agent_sends_nothing_when_one_switch_is_off(
+    imds: Simulator, tmp_path: Path, *, allowed: bool, enabled: bool, why: str
+) -> None:
+    imds.set_document(listed())
+
+    with agent_of(imds, tmp_path, USERS, allowed=allowed, enabled=enabled) as agent:
+        agent.wait_for_changes("announced")
+        by_hand = approve(agent, ID, "--yes")
+        wait_for_polls(imds, 10)
+
+    assert by_hand.returncode == 1
+    assert imds.start_requests == []
+    assert why in agent.log
+
+
+def test_dry_run_records_the_approval_and_sends_nothing(imds: Simulator, tmp_path: Path) -> None:
+    imds.set_document(listed())
+
+    with agent_of(imds, tmp_path, USERS, dry_run=True) as agent:
+        record = only_record(agent, "approval_skipped")
+        by_hand = approve(agent, ID, "--yes")
+        dry_runs = agent.metric(APPROVALS % ("dry_run", "users"))
+        wait_for_polls(imds, 10)
+
+    assert record["reason"] == "dry_run"
+    assert dry_runs == 1
+    assert by_hand.returncode == 1
+    assert imds.start_requests == []
+    assert "approval.dry_run is true" in agent.log
+
+
+def test_plan_is_shown_on_page_and_in_commands_when_approval_is_off(
     imds: Simulator, tmp_path: Path
 ) -> None:
     later = {**USERS, "approve_after": "1h"}
@@ -126,90 +155,91 @@ def test_second_vm_approves_when_the_leader_is_dead(tmp_path: Path) -> None:
 
         announced = time.monotonic()
         second_event = imds.start("user-reboot", resources=vms)
-        eventually(lambda: second_event in imds.start_requests, patience=90)
+        eventually(lambda: second_event in imds.start_requests)
         waited = time.monotonic() - announced
         eventually(lambda: third.kinds.count("started") == 2)
+        # the third may see the start before the second has recorded its approval
+        only_record(second, "approved")
 
         assert imds.start_requests == [first_event, second_event]
         assert waited > 29
-        assert second.kinds.count("approved") == 1
         assert "approved" not in third.kinds
 
 
 def test_agent_stops_without_waiting_for_an_answer_of_imds(imds: Simulator, tmp_path: Path) -> None:
-    imds.fault("start-freeze", 60)
+    imds.fault("start-freeze", 600)
     with agent_of(imds, tmp_path, USERS) as agent:
         imds.set_document(listed())
         eventually(lambda: imds.start_requests)
 
-        begun = time.monotonic()
-        assert agent.stop() == 0  # IMDS has 10 s to answer
-        assert time.monotonic() - begun < 8
+        exit_code = agent.stop()
+
+    assert exit_code == 0
+    assert "again in" not in agent.log, "IMDS has 10 s to answer: the agent ends before"
 
 
-def test_approve_shows_the_event_asks_and_records_the_operator(
+def test_approve_shows_the_event_and_sends_nothing_without_yes(
     imds: Simulator, tmp_path: Path
 ) -> None:
     with agent_of(imds, tmp_path) as agent:
-        agent.wait_until_listening()
         event_id = imds.start("live-migration", resources=(ME, PEER))
         agent.wait_for_changes("announced")
-        state = ("--state-dir", str(agent.state))
-        nobody_to_ask = notbefore("approve", event_id, *state)
 
-        assert nobody_to_ask.returncode == 1
-        assert f"all 2 VMs: {ME}, {PEER}" in nobody_to_ask.stdout
-        assert "--yes" in nobody_to_ask.stderr
-        assert imds.start_requests == []
-        assert (
-            "no event nonsense is listed"
-            in notbefore("approve", "nonsense", "--yes", *state).stderr
-        )
-        assert (
-            notbefore("approve", event_id, "--yes", "--reason", "x" * 501, *state).returncode == 2
-        )
+        unconfirmed = approve(agent, event_id)
+        unlisted = approve(agent, "nonsense", "--yes")
+        too_long = approve(agent, event_id, "--yes", "--reason", "x" * 501)
 
-        done = notbefore(
-            "approve",
-            event_id.lower(),
-            "--yes",
-            "--reason",
-            "CHG-1: ready\n",
-            *state,
-            SUDO_USER="eve",
-        )
+    assert unconfirmed.returncode == 1
+    assert f"all 2 VMs: {ME}, {PEER}" in unconfirmed.stdout
+    assert "--yes" in unconfirmed.stderr
+    assert "no event nonsense is listed" in unlisted.stderr
+    assert too_long.returncode == 2
+    assert imds.start_requests == []
 
-        assert done.returncode == 0
-        assert done.stdout.splitlines()[-1] == "approved (accepted)"
-        assert imds.start_requests == [event_id]
 
-        record = last(agent, "approved")
+def test_approve_sends_a_start_request_and_records_the_operator(
+    imds: Simulator, tmp_path: Path
+) -> None:
+    with agent_of(imds, tmp_path) as agent:
+        event_id = imds.start("live-migration", resources=(ME, PEER))
+        agent.wait_for_changes("announced")
+        words = ("--yes", "--reason", "CHG-1: ready\n")
 
-        assert record["rule"] == "operator"
-        assert record["by"] == "eve (sudo)"
-        for changes in (
-            agent.records,
-            agent.json("/api/v1/history")["changes"],
-        ):  # it starts after two seconds
-            assert "CHG-1: ready\n" in [
-                change.get("azure.scheduled_event.approval.reason") for change in changes
-            ]
+        approved = approve(agent, event_id.lower(), *words, sudo_user="eve")
+
+        record = only_record(agent, "approved")
+        history = agent.json("/api/v1/history")["changes"]
+
+    assert approved.returncode == 0
+    assert approved.stdout.splitlines()[-1] == "approved (accepted)"
+    assert imds.start_requests == [event_id]
+    assert record["rule"] == "operator"
+    assert record["by"] == "eve (sudo)"
+    assert record["reason"] == "CHG-1: ready\n"
+    assert "CHG-1: ready\n" in [
+        change.get("azure.scheduled_event.approval.reason") for change in history
+    ]
+
+
+def let_others_enter(socket_path: Path, tmp_path: Path) -> None:
+    """Give all users the socket and its directories."""
+    for path in (socket_path.parent, socket_path):
+        path.chmod(0o777)
+    for directory in tmp_path.parents:
+        mode = directory.stat().st_mode
+        if mode & 0o055 != 0o055:
+            directory.chmod(mode | 0o055)
+    tmp_path.chmod(0o755)
 
 
 def test_approve_is_refused_to_other_users(imds: Simulator, tmp_path: Path) -> None:
     needs("root")
     with agent_of(imds, tmp_path) as agent:
+        agent.wait_until_listening()
         path = agent.state / "control.sock"
-        eventually(path.is_socket)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-        # even where the file's mode would let somebody in, the kernel says who it is
-        for place in (agent.state, path):
-            place.chmod(0o777)
-        for place in tmp_path.parents:
-            if place.stat().st_mode & 0o055 != 0o055:
-                place.chmod(place.stat().st_mode | 0o055)
-        tmp_path.chmod(0o755)
+        mode = stat.S_IMODE(path.stat().st_mode)
+        # the kernel says which user asks, even where the mode of the file lets everyone in
+        let_others_enter(path, tmp_path)
         imds.set_document(listed())
         agent.wait_for_changes("announced")
 
@@ -220,4 +250,6 @@ def test_approve_is_refused_to_other_users(imds: Simulator, tmp_path: Path) -> N
             ),
         ):
             ask_agent(agent.state, ControlRequest(ID, "x"), ControlReply)
-        assert imds.start_requests == []
+
+    assert mode == 0o600
+    assert imds.start_requests == []

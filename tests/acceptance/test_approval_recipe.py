@@ -1,6 +1,4 @@
-"""The recipe of docs/approval.md: an event of three VMs is approved once, when the last of them is
-prepared.
-"""
+"""The recipe of docs/approval.md approves an event of three VMs when all three are prepared."""
 
 import http.server
 import json
@@ -9,14 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import yaml
 
 from notbefore.courier.sinks.command import run, variables
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, notbefore, wait_for_polls
+from support.agent import PATIENCE, RunningAgent, eventually, notbefore
 from support.azure import FUTURE, body, item
 from support.needs import needs
 from support.peers import Answer, HttpPeer
@@ -33,29 +31,37 @@ RECIPE: Final = (
 (SCRIPT,) = re.findall(r"```sh\n(.*?)```", RECIPE, re.DOTALL)
 
 
-class Prepared(HttpPeer):
-    """Each VM's own word that it is prepared, and the recipe that asks for it."""
+class PreparedVms(HttpPeer):
+    """Answers for each VM whether it is prepared, and installs the recipe that asks this."""
 
     def __init__(self, directory: Path) -> None:
         needs("curl")
         super().__init__()
-        self.vms = set[str]()
+        self.vms = set[str]()  # those that are prepared
         self.script = directory / "all-prepared"
         self.config = self._install(directory)
 
     def __exit__(self, *error: object) -> None:
-        """End the scripts: they outlive their agent, and would ask whoever has this port next."""
+        """Wait for the end of the scripts, which outlive their agent and would ask another test."""
         self.vms.update(VMS)
-        eventually(lambda: not any(map(self._runs, Path("/proc").glob("[0-9]*"))))
+        eventually(lambda: not self._is_script_running())
         super().__exit__(*error)
 
-    def _runs(self, process: Path) -> bool:
-        with suppress(OSError):  # it has just ended
-            return str(self.script).encode() in (process / "cmdline").read_bytes()
+    def _is_script_running(self) -> bool:
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has just ended
+                if str(self.script).encode() in (process / "cmdline").read_bytes():
+                    return True
         return False
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, answer: Answer) -> None:  # noqa: ARG002 - it has answers of its own
-        super().answer(handler, Answer(200 if handler.path.split("/")[1] in self.vms else 404))
+        vm = handler.path.split("/")[1]
+        status = 200 if vm in self.vms else 404
+        super().answer(handler, Answer(status))
+
+    def asked(self, vm: str) -> int:
+        """Return how many times the scripts have asked whether this VM is prepared."""
+        return sum(request.path.startswith(f"/{vm}/") for request in list(self.requests))
 
     def _install(self, directory: Path) -> Path:
         text = SCRIPT.replace("http://$vm:8080/", f"{self.url}/$vm/")
@@ -76,88 +82,86 @@ def imds() -> Iterator[Simulator]:
         yield simulator
 
 
+def agent_of(imds: Simulator, vm: str, prepared: PreparedVms, directory: Path) -> RunningAgent:
+    """Start the agent of a VM with the configuration of the recipe."""
+    words = (str(prepared.config), "--allow-approval")
+    return RunningAgent(imds.endpoint_of(vm), directory / vm, *words)
+
+
+def approvals(agents: list[RunningAgent]) -> list[dict[str, Any]]:
+    """Return the records of approvals by operators."""
+    records: list[dict[str, Any]] = []
+    for agent in agents:
+        for record in agent.records:
+            if "azure.scheduled_event.approval.by" in record:
+                records.append(record)
+    return records
+
+
 def test_recipe_approves_once_all_three_vms_are_prepared(imds: Simulator, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        prepared = stack.enter_context(Prepared(tmp_path))
-        agents = [
-            stack.enter_context(
-                RunningAgent(
-                    imds.endpoint_of(vm), tmp_path / vm, str(prepared.config), "--allow-approval"
-                )
-            )
-            for vm in VMS
-        ]
+        prepared = stack.enter_context(PreparedVms(tmp_path))
+        agents = [stack.enter_context(agent_of(imds, vm, prepared, tmp_path)) for vm in VMS]
+        for agent in agents:
+            agent.wait_until_listening()
         event_id = imds.start("user-reboot", resources=VMS)
         for agent in agents:
             agent.wait_for_changes("announced")
-        for vm in (VMS[1], VMS[0]):
-            prepared.vms.add(vm)
-            wait_for_polls(imds, 30)
-            assert imds.start_requests == []
+        prepared.vms.update(VMS[:2])
+        # each script waits for the last VM now
+        eventually(lambda: prepared.asked(VMS[2]) >= 2 * len(VMS))
+        assert imds.start_requests == []
+
         prepared.vms.add(VMS[2])
 
         eventually(lambda: imds.start_requests)
         for agent in agents:
             eventually(lambda: "started" in agent.kinds)
+        eventually(lambda: approvals(agents))
 
-        wait_for_polls(imds, 30)
-        # the deputies may have asked in the same moment
-        assert set(imds.start_requests) == {event_id}
-
-        by = [
-            record
-            for agent in agents
-            for record in agent.records
-            if "azure.scheduled_event.approval.by" in record
-        ]
-        assert {record["azure.scheduled_event.approval.reason"] for record in by} == {
-            "all VMs are prepared"
-        }
+    # several VMs may have asked at the same moment
+    assert set(imds.start_requests) == {event_id}
+    for record in approvals(agents):
+        assert record["azure.scheduled_event.approval.reason"] == "all VMs are prepared"
 
 
 def test_recipe_asks_each_of_400_vms_by_its_whole_name(tmp_path: Path) -> None:
     names = [f"a-scale-set-with-a-long-name_{number}" for number in range(400)]
-    for name, script in (
-        ("curl", 'for url; do :; done; echo "$url" >> asked'),
-        ("notbefore", 'echo "$@" > approved'),
-    ):
-        program = tmp_path / name
-        program.write_text(f"#!/bin/sh\ncd {tmp_path}; {script}\n", encoding="utf-8")
-        program.chmod(0o755)
-    environment = variables(
-        {"azure.scheduled_event.id": "a", "azure.scheduled_event.resources": names}, {}
-    )
-    record = json.dumps({"azure.scheduled_event.resources": names}).encode()
-    code, output = run(
-        ["/bin/sh", "-c", SCRIPT], record, environment | {"PATH": f"{tmp_path}:/usr/bin:/bin"}, 60
-    )
+    write_program(tmp_path / "curl", 'for url; do :; done; echo "$url" >> asked')
+    write_program(tmp_path / "notbefore", 'echo "$@" > approved')
+    fields = {"azure.scheduled_event.id": "a", "azure.scheduled_event.resources": names}
+    environment = variables(fields, {}) | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    record = json.dumps(fields).encode()
 
-    assert code == 0
-    assert output == ""
+    code, output = run(["/bin/sh", "-c", SCRIPT], record, environment, PATIENCE)
 
     asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    approved = (tmp_path / "approved").read_text(encoding="utf-8")
+    assert code == 0
+    assert output == ""
     assert asked == [f"http://{name}:8080/prepared" for name in names]
-    assert (
-        (tmp_path / "approved")
-        .read_text(encoding="utf-8")
-        .startswith("approve a --yes --unchanged -")
-    )
+    assert approved.startswith("approve a --yes --unchanged -")
 
 
-@pytest.mark.parametrize("named", [{"Resources": []}, {}])
+def write_program(path: Path, script: str) -> None:
+    """Write a shell script that runs in its own directory."""
+    path.write_text(f"#!/bin/sh\ncd {path.parent}; {script}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("resources", [{"Resources": []}, {}])
 def test_recipe_approves_no_event_without_resources(
-    imds: Simulator, tmp_path: Path, named: dict[str, list[str]]
+    imds: Simulator, tmp_path: Path, resources: dict[str, list[str]]
 ) -> None:
     event = item("a", NotBefore=FUTURE)
     del event["Resources"]
     with (
-        Prepared(tmp_path) as prepared,
-        RunningAgent(
-            imds.endpoint_of(VMS[0]), tmp_path / VMS[0], str(prepared.config), "--allow-approval"
-        ) as agent,
+        PreparedVms(tmp_path) as prepared,
+        agent_of(imds, VMS[0], prepared, tmp_path) as agent,
     ):
+        agent.wait_until_listening()
         prepared.vms.update(VMS)
-        imds.set_document(body({**event, **named}, incarnation=2))
+        imds.set_document(body({**event, **resources}, incarnation=2))
 
         eventually(lambda: "the event names no VM" in agent.log)
         assert imds.start_requests == []
@@ -178,11 +182,10 @@ def test_event_that_changed_since_its_record_is_not_approved(
     imds: Simulator, tmp_path: Path
 ) -> None:
     with (
-        Prepared(tmp_path) as prepared,
-        RunningAgent(
-            imds.endpoint_of(VMS[0]), tmp_path / VMS[0], str(prepared.config), "--allow-approval"
-        ) as agent,
+        PreparedVms(tmp_path) as prepared,
+        agent_of(imds, VMS[0], prepared, tmp_path) as agent,
     ):
+        agent.wait_until_listening()
         event = item("a", NotBefore=FUTURE, Resources=[VMS[0]])
         imds.set_document(body(event, incarnation=2))
         agent.wait_for_changes("announced")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,9 +16,10 @@ import trustme
 
 from notbefore.commands.demo import NEXT
 from notbefore.commands.main import main
+from notbefore.fleet.history import PastEvent
 from notbefore.simulator.server import Simulator
 from notbefore.store.file import FILE_NAME
-from support.agent import RunningAgent, eventually, free_port, notbefore
+from support.agent import PATIENCE, RunningAgent, eventually, free_port, notbefore, run
 from support.azure import FUTURE, ID, body, item
 from support.json_output import parsed_output
 from support.past_events import past_event
@@ -31,12 +33,10 @@ ROOT = Path(__file__).parents[2]
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     state = tmp_path_factory.mktemp("state")
     with Simulator() as imds:
-        imds.set_document(
-            body(item(NotBefore=FUTURE, Resources=["WestNO_0", "\u017eaba"]), incarnation=2)
-        )
-        with RunningAgent(
-            imds.endpoint, state, interval="10s"
-        ) as running:  # three of them late are a silence
+        event = item(NotBefore=FUTURE, Resources=["WestNO_0", "\u017eaba"])
+        imds.set_document(body(event, incarnation=2))
+        # three late polls are a silence: with this interval not even a busy machine causes one
+        with RunningAgent(imds.endpoint, state, interval="10s") as running:
             running.wait_for_changes("announced")
             yield running
 
@@ -45,67 +45,69 @@ def url(agent: RunningAgent) -> str:
     return f"http://127.0.0.1:{agent.port}"
 
 
-Typed = Callable[..., tuple[int, str, str]]
+RunCommand = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def typed(capsys: pytest.CaptureFixture[str], log_as_before: None) -> Typed:  # noqa: ARG001 - `check-config` sets up the log
-    """Run a command in this process.
+def run_command(capsys: pytest.CaptureFixture[str], log_as_before: None) -> RunCommand:  # noqa: ARG001 - `check-config` sets up the log
+    """Run a command in this process; return its exit code, its output and its errors."""
 
-    Returns its exit code, and what it wrote to standard output and error.
-    """
-
-    def run_it(*words: str) -> tuple[int, str, str]:
+    def run(*words: str) -> tuple[int, str, str]:
         try:
             code = main(list(words))
-        except SystemExit as ended:
-            code = int(str(ended.code))
+        except SystemExit as end:
+            code = int(str(end.code))
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
-    return run_it
+    return run
 
 
-def test_notbefore_lists_commands_and_exit_codes_when_run_without_a_command(typed: Typed) -> None:
-    code, out, _ = typed()
+def test_notbefore_without_a_command_lists_commands_and_exit_codes(run_command: RunCommand) -> None:
+    code, out, _ = run_command()
 
     assert code == 2
     assert "simulate" in out
     assert "Exit codes" in out
 
 
-def test_events_shows_what_is_listed_as_a_table_and_as_json(
-    agent: RunningAgent, typed: Typed
+def test_events_prints_a_table_with_the_id_in_sixty_columns(
+    agent: RunningAgent, run_command: RunCommand
 ) -> None:
-    code, table, _ = typed("events", "--url", url(agent))
+    code, table, _ = run_command("events", "--url", url(agent))
+
     assert code == 0
     assert "2058-03-01T12:00:00Z" in table
+    _, row = table.splitlines()
+    assert ID in row[:60], "`watch` in a narrow terminal shows the whole id"
 
-    lines = table.splitlines()
 
-    assert [ID in line[:60] for line in lines] == [
-        False,
-        True,
-    ], "`watch` in sixty columns shows it whole"
-    assert (
-        "is this an agent, not a fleet instance?"
-        in typed("events", "--fleet", "--url", url(agent))[2]
-    )
-    assert "need https://" in typed("events", "--ca-file", "none", "--url", url(agent))[2]
+def test_events_prints_json_objects(agent: RunningAgent, run_command: RunCommand) -> None:
+    _, output, _ = run_command("events", "--json", "--url", url(agent))
 
-    (event,) = parsed_output("events", typed("events", "--json", "--url", url(agent))[1])
+    (event,) = parsed_output("events", output)
     assert event["event_id"] == ID
     assert event["scope"] == "self"
 
 
+def test_events_names_options_that_do_not_fit_the_agent(
+    agent: RunningAgent, run_command: RunCommand
+) -> None:
+    _, _, of_fleet = run_command("events", "--fleet", "--url", url(agent))
+    _, _, of_authority = run_command("events", "--ca-file", "none", "--url", url(agent))
+
+    assert "is this an agent, not a fleet instance?" in of_fleet
+    assert "need https://" in of_authority
+
+
 def test_health_asks_the_configured_address(
-    agent: RunningAgent, typed: Typed, monkeypatch: pytest.MonkeyPatch
+    agent: RunningAgent, run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTBEFORE_SERVER__LISTEN", f"0.0.0.0:{agent.port}")
-    assert typed("health") == (0, "ok\n", "")
+    assert run_command("health") == (0, "ok\n", "")
 
     monkeypatch.setenv("NOTBEFORE_SERVER__LISTEN", f"127.0.0.1:{free_port()}")
-    code, _, error = typed("health")
+    code, _, error = run_command("health")
 
     assert code == 1
     assert "is `notbefore run` running" in error
@@ -113,48 +115,50 @@ def test_health_asks_the_configured_address(
 
 
 def test_history_shows_the_changes_as_a_table_and_as_json(
-    agent: RunningAgent, typed: Typed
+    agent: RunningAgent, run_command: RunCommand
 ) -> None:
-    assert "announced" in typed("history", "--url", url(agent), "--since", "1h")[1]
+    _, table, _ = run_command("history", "--url", url(agent), "--since", "1h")
+    _, output, _ = run_command("history", "--json", "--url", url(agent))
 
-    (change,) = parsed_output("history", typed("history", "--json", "--url", url(agent))[1])
+    assert "announced" in table
+    (change,) = parsed_output("history", output)
     assert change["azure.scheduled_event.change"] == "announced"
-    for since in ("2058-01-01T00:00:00+01:00", "1ms"):
-        assert (
-            typed("history", "--url", url(agent), "--since", since)[1]
-            == "No change has been seen.\n"
-        )
+
+
+@pytest.mark.parametrize("since", ["2058-01-01T00:00:00+01:00", "1ms"])
+def test_history_shows_nothing_when_all_changes_are_older(
+    agent: RunningAgent, run_command: RunCommand, since: str
+) -> None:
+    _, table, _ = run_command("history", "--url", url(agent), "--since", since)
+
+    assert table == "No change has been seen.\n"
 
 
 def test_history_fails_when_the_agent_cannot_read_its_file(
-    agent: RunningAgent, typed: Typed
+    agent: RunningAgent, run_command: RunCommand
 ) -> None:
     with sqlite3.connect(agent.state / FILE_NAME, isolation_level=None, timeout=60) as file:
         file.execute("BEGIN EXCLUSIVE")
 
-        code, out, error = typed("history", "--json", "--url", url(agent))
+        code, out, error = run_command("history", "--json", "--url", url(agent))
 
     assert code == 1
     assert out == ""
     assert "changes are missing here: the agent cannot read its state file now" in error
 
 
-def test_start_without_memory_for_its_threads_is_an_error_in_words(tmp_path: Path) -> None:
-    program = (
-        "import resource, sys, threading\n"
-        "from notbefore.commands.main import main\n"
-        "threading.stack_size(1 << 30)\n"  # of each thread: more than there is
-        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        "raise SystemExit(main(['run', '--listen', '127.0.0.1:0', '--state-dir', sys.argv[1]]))"
-    )
+# the stack of a thread needs all memory of the process
+WITHOUT_MEMORY = """
+import resource, sys, threading
+from notbefore.commands.main import main
+threading.stack_size(1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+raise SystemExit(main(['run', '--listen', '127.0.0.1:0', '--state-dir', sys.argv[1]]))
+"""
 
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+
+def test_run_names_the_memory_that_its_threads_lack(tmp_path: Path) -> None:
+    done = run(sys.executable, "-c", WITHOUT_MEMORY, tmp_path)
 
     assert done.returncode == 3
     assert "the system refuses more memory or threads (can't start new thread)" in done.stderr
@@ -162,59 +166,68 @@ def test_start_without_memory_for_its_threads_is_an_error_in_words(tmp_path: Pat
 
 
 def test_history_reads_the_state_of_an_agent_that_has_stopped(
-    imds: Simulator, tmp_path: Path, typed: Typed
+    imds: Simulator, tmp_path: Path, run_command: RunCommand
 ) -> None:
     imds.set_document(body(item()))
     with RunningAgent(imds.endpoint, tmp_path):
-        eventually(lambda: read_records(tmp_path))  # it does not wait for a slow disk at its end
+        # the end of an agent does not wait for a slow disk
+        eventually(lambda: read_records(tmp_path))
 
-    code, out, _ = typed("history", "--state-dir", str(tmp_path))
+    code, out, _ = run_command("history", "--state-dir", str(tmp_path))
 
     assert code == 0
     assert out.count(ID) == 1
 
 
 def test_report_asks_each_address_of_a_name(
-    tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = trustme.CA()
-    real = socket.getaddrinfo
-    file = str(tmp_path / "ca")
-    authority.cert_pem.write_to_path(file)
-    of = {
+    authority_file = str(tmp_path / "ca")
+    authority.cert_pem.write_to_path(authority_file)
+    addresses = {
         "fleet.test": ("127.0.0.1", "127.0.0.2"),
         "other.test": ("127.0.0.1",),
         "localhost": ("::1", "127.0.0.1"),
     }
+    resolve = socket.getaddrinfo
 
+    def resolve_by_table(host: str, *words: Any, **options: Any) -> list[Any]:
+        answers: list[Any] = []
+        for address in addresses.get(host, (host,)):
+            answers += resolve(address, *words, **options)
+        return answers
+
+    def error_of_report(name: str, port: int) -> str:
+        url = f"https://{name}:{port}"
+        _, _, error = run_command("fleet", "report", "--url", url, "--ca-file", authority_file)
+        return error
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_by_table)
     with HttpPeer(authority, "fleet.test", "localhost") as peer:
-        found = lambda to, *a, **k: [one for own in of.get(to, [to]) for one in real(own, *a, **k)]  # noqa: E731 - short
-        monkeypatch.setattr(socket, "getaddrinfo", found)
         peer.answers += [Answer(body=b'{"events": []}'), Answer(body=b"{}")]
-        got = [
-            typed("fleet", "report", "--url", f"https://{name}:{peer.port}", "--ca-file", file)[2]
-            for name in of
-        ]
+        refused = error_of_report("fleet.test", peer.port)
+        untrusted = error_of_report("other.test", peer.port)
+        incomplete = error_of_report("localhost", peer.port)
 
-    assert re.search(
-        "answers at https://127.0.0.2:.*TLS failed.*//localhost:.* has no list `events`", str(got)
-    ), got
+    assert "answers at https://127.0.0.2:" in refused
+    assert "TLS failed" in untrusted
+    assert re.search(r"//localhost:.* has no list `events`", incomplete)
 
 
-def test_report_in_csv_has_fixed_columns_and_no_formulas(
-    typed: Typed,
-) -> None:
+def test_report_in_csv_has_fixed_columns_and_no_formulas(run_command: RunCommand) -> None:
     with HttpPeer() as peer:
-        peer.answers += [
-            Answer(body=msgspec.json.encode({"events": one}))
-            for one in ([], [past_event(region="=1+1")])
-        ]
-        empty, full = (
-            typed("fleet", "report", "--csv", "--url", peer.url)[1].splitlines() for _ in "12"
-        )
 
-    assert full[:1] == empty
-    assert full[1][:16] == "Reboot,'=1+1,1,1"
+        def report_of(events: list[PastEvent]) -> list[str]:
+            peer.answers.append(Answer(body=msgspec.json.encode({"events": events})))
+            _, output, _ = run_command("fleet", "report", "--csv", "--url", peer.url)
+            return output.splitlines()
+
+        without_events = report_of([])
+        head, row = report_of([past_event(region="=1+1")])
+
+    assert without_events == [head]
+    assert row.startswith("Reboot,'=1+1,1,1")
 
 
 MUTE = ("fleet", "mute", "fleet.yml")
@@ -290,11 +303,11 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_arguments_are_answered_with_the_remedy(
-    words: tuple[str, ...], code: int, mistake: str, typed: Typed
+    words: tuple[str, ...], code: int, mistake: str, run_command: RunCommand
 ) -> None:
-    ended, _, error = typed(*words)
+    exit_code, _, error = run_command(*words)
 
-    assert ended == code, error
+    assert exit_code == code, error
     assert mistake in error, error
 
 
@@ -302,19 +315,21 @@ def test_wrong_arguments_are_answered_with_the_remedy(
     ("words", "same"),
     [("-V", "--version"), ("demo --version", "--version"), ("help demo", "demo -h")],
 )
-def test_command_line_accepts_other_spellings(words: str, same: str, typed: Typed) -> None:
-    found = typed(*words.split())
+def test_command_line_accepts_other_spellings(
+    words: str, same: str, run_command: RunCommand
+) -> None:
+    code, output, error = run_command(*words.split())
 
-    assert found[0] == 0
-    assert bool(found[1])
-    assert found == typed(*same.split())
+    assert code == 0
+    assert output
+    assert run_command(*same.split()) == (code, output, error)
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command of ours, which begins after `notbefore`, as a shell does."""
+    """Let a shell run `notbefore` with these words and redirections."""
     words = ["bash", "-c", f"{sys.executable} -m notbefore {command}"]
     return subprocess.run(
-        words, capture_output=True, check=False, timeout=60, env={**os.environ, **environment}
+        words, capture_output=True, check=False, timeout=PATIENCE, env={**os.environ, **environment}
     )
 
 
@@ -327,11 +342,12 @@ def test_full_output_is_an_error_in_one_line(unbuffered: str) -> None:
 
 
 def test_closed_streams_cause_no_traceback() -> None:
-    assert shell("--version >&-").stderr == shell("--version | true").stderr == b""
+    assert shell("--version >&-").stderr == b""
+    assert shell("--version | true").stderr == b""
     assert shell("check-config <&- 2>&-").returncode == 0
 
 
-def test_letter_that_the_terminal_lacks_is_shown_by_its_number(agent: RunningAgent) -> None:
+def test_letter_that_the_terminal_lacks_is_shown_as_an_escape(agent: RunningAgent) -> None:
     done = shell(f"events --url {url(agent)}", PYTHONIOENCODING="latin-1")
 
     assert done.returncode == 0
@@ -362,9 +378,11 @@ def test_demo_shows_every_kind_of_end_and_stops() -> None:
 
 
 def test_demo_ends_with_the_commands_of_getting_started() -> None:
+    guide = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+
     steps = [line.partition("#")[0] for line in NEXT.splitlines() if line.startswith("  ")]
-    commands = [command.strip() for step in steps for command in step.split("&&")]
 
     assert len(steps) == 3
-    guide = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
-    assert [command for command in commands if command not in guide] == []
+    for step in steps:
+        for command in step.split("&&"):
+            assert command.strip() in guide

@@ -1,4 +1,4 @@
-"""Every query of the dashboards, asked of a real Prometheus that has scraped real agents."""
+"""A real Prometheus that scrapes real agents answers every query of the dashboards."""
 
 import json
 import re
@@ -22,32 +22,35 @@ CHOSEN = {"fleet": EVERYTHING, "notbefore": EVERYTHING, "vm": ONE}
 BOARDS: dict[str, dict[str, Any]] = {
     name: json.loads((DASHBOARDS / f"{name}.json").read_bytes()) for name in CHOSEN
 }
-PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"]]
+PANELS: list[tuple[str, dict[str, Any]]] = []  # with the name of the dashboard
+for _name, _board in BOARDS.items():
+    PANELS += [(_name, _panel) for _panel in _board["panels"]]
 
 
 def target_of(name: str, title: str, kind: str, ref: str = "") -> dict[str, Any]:
-    """A panel's first query, or the one that is named."""
+    """Return the first query of a panel, or the one with the reference ``ref``."""
     (panel,) = (
         panel
         for panel in BOARDS[name]["panels"]
-        if (panel["title"], panel["type"]) == (title, kind)
+        if panel["title"] == title and panel["type"] == kind
     )
-    target: dict[str, Any] = next(
-        target for target in panel["targets"] if ref in ("", target["refId"])
-    )
-    return target
+    targets: list[dict[str, Any]] = panel["targets"]
+    if not ref:
+        return targets[0]
+    return next(target for target in targets if target["refId"] == ref)
 
 
 def check(
     prometheus: Prometheus, chosen: dict[str, str], *expected: tuple[str, str, float]
 ) -> None:
-    """What single numbers of the dashboards say: (dashboard, panel, number)."""
+    """Wait until the dashboards show these single numbers: (dashboard, panel, number)."""
     for name, title, number in expected:
         target = target_of(name, title, "stat")
-        becomes(
-            lambda: (title, *(row.values for row in series(prometheus, target, chosen))),
-            (title, [number]),
-        )
+
+        def numbers() -> list[Any]:
+            return [title, *(row.values for row in series(prometheus, target, chosen))]
+
+        becomes(numbers, [title, [number]])
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +60,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield running
 
 
-# few tests, each of many queries: those of a file may be run by several processes, and each has a
-# fleet of its own. Each look waits: an agent that answers a scrape late is away from all queries
-# until the next one
+# Each look waits: an agent that answers a scrape late is missing in all queries until the next one.
 
 
 def test_every_query_finds_series_with_the_labels_that_are_shown(
     prometheus: Prometheus,
 ) -> None:
-    becomes(
-        lambda: [
-            fault
-            for name, board in BOARDS.items()
-            for fault in faults(prometheus, board, CHOSEN[name])
-        ],
-        [],
-    )
+    for name, board in BOARDS.items():
+        becomes(lambda: faults(prometheus, board, CHOSEN[name]), [])
 
 
 def test_variables_have_values_that_narrow_the_next(prometheus: Prometheus) -> None:
@@ -96,37 +91,33 @@ def test_panels_show_only_the_chosen_vm(prometheus: Prometheus) -> None:
     for _, panel in PANELS:
         for target in panel["targets"]:
             for row in series(prometheus, target, ONE):
-                # sums: see the next test
-                assert row.labels.get("name", LIVE[0]) == LIVE[0], panel["title"]
-                assert not row.labels.get("event_id", "").startswith(("EASTUS", "DB-")), panel[
-                    "title"
-                ]
+                labels = row.labels  # a sum, which the next test checks, has no name
+                assert labels.get("name", LIVE[0]) == LIVE[0], panel["title"]
+                event_id = labels.get("event_id", "")
+                assert not event_id.startswith(("EASTUS", "DB-")), panel["title"]
 
 
 def test_sums_are_empty_when_no_vm_is_chosen(prometheus: Prometheus) -> None:
-    """Sums name no VM: with none chosen each must be nothing, or 0."""
-    nobody = {**EVERYTHING, "vm": "nobody"}
-    expected = {
-        ("fleet", "Silent or failing agents", "A"),  # those that never said who they are
+    """Sums name no VM. They are 0 or nothing, except those that are not about the chosen VMs."""
+    no_vm = {**EVERYTHING, "vm": "nobody"}
+    exceptions = {
+        ("fleet", "Silent or failing agents", "A"),  # agents that never said which VM they are on
         ("fleet", "Silent or failing agents", "age"),
-        ("fleet", "Notice: promised and given", "promised"),  # Azure's, to all
+        ("fleet", "Notice: promised and given", "promised"),  # the same for all VMs
     }
 
-    asked = [
-        (name, panel["title"], target) for name, panel in PANELS for target in panel["targets"]
-    ]
+    def queries_with_values() -> set[tuple[str, str, str]]:
+        queries: set[tuple[str, str, str]] = set()
+        for name, panel in PANELS:
+            for target in panel["targets"]:
+                if any(any(row.values) for row in series(prometheus, target, no_vm)):
+                    queries.add((name, panel["title"], target["refId"]))
+        return queries
 
-    becomes(
-        lambda: {
-            (name, title, target["refId"])
-            for name, title, target in asked
-            if any(any(row.values) for row in series(prometheus, target, nobody))
-        },
-        expected,
-    )
+    becomes(queries_with_values, exceptions)
     for board in BOARDS.values():
         for annotation in board["annotations"]["list"]:
-            assert series(prometheus, annotation["target"], nobody) == []
+            assert series(prometheus, annotation["target"], no_vm) == []
 
 
 def test_single_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
@@ -134,7 +125,7 @@ def test_single_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
     check(
         prometheus,
         EVERYTHING,
-        ("fleet", "Silent or failing agents", 6),  # EastUS_2 fails in two ways, and is one
+        ("fleet", "Silent or failing agents", 6),  # EastUS_2 fails in two ways, and counts once
         ("notbefore", "Agents", 6),
         ("notbefore", "Versions", 1),
         ("notbefore", "Not polling", 1),
@@ -149,7 +140,7 @@ def test_single_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
         )
         return sorted((row.labels["problem"], row.labels.get("name")) for row in rows)
 
-    wanted = [
+    expected = [
         ("IMDS does not answer", "EastUS_2"),
         ("cannot be scraped", STOPPED),
         ("cannot be scraped", SILENT),  # for longer than the time range
@@ -159,7 +150,7 @@ def test_single_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
         ("state cannot be written", "EastUS_2"),
     ]
 
-    becomes(failing, wanted)
+    becomes(failing, expected)
 
 
 def test_series_of_another_job_are_not_shown_as_the_agents(
@@ -188,7 +179,7 @@ def test_event_of_a_silent_vm_is_shown_while_others_see_it(
         ("vm", "Events that hit it", 1),
         ("vm", "Started now", 1),
     )
-    # last reported as Scheduled
+    # the VM itself reported the event as Scheduled
     lost = {
         "name": SILENT,
         "event_id": LOST,
@@ -197,12 +188,12 @@ def test_event_of_a_silent_vm_is_shown_while_others_see_it(
     }
     for name, title in (("fleet", "Scheduled and started events"), ("vm", "Listed now")):
         target = target_of(name, title, "table")
-        becomes(
-            lambda: [
-                lost.items() <= row.labels.items() for row in series(prometheus, target, chosen)
-            ],
-            [True],
-        )
+
+        def lost_rows() -> list[dict[str, str | None]]:
+            rows = series(prometheus, target, chosen)
+            return [{label: row.labels.get(label) for label in lost} for row in rows]
+
+        becomes(lost_rows, [lost])
 
 
 def test_annotations_of_a_vm_are_its_own_events(prometheus: Prometheus) -> None:
@@ -214,23 +205,25 @@ def test_annotations_of_a_vm_are_its_own_events(prometheus: Prometheus) -> None:
 
 
 def test_event_is_counted_once_when_several_vms_report_it(prometheus: Prometheus) -> None:
-    becomes(
-        lambda: prometheus.value('count(azure_scheduled_event_status{instance=~"127.+"})'), 2.0 * 3
-    )
+    events = 'count(azure_scheduled_event_status{instance=~"127.+"})'
+    becomes(lambda: prometheus.value(events), 3.0 * len(LIVE))
 
     check(prometheus, {**EVERYTHING, "vm": "|".join(LIVE)}, ("fleet", "Events listed now", 3))
 
-    def reported(vm: str) -> float:
-        rows = series(
-            prometheus,
-            target_of("fleet", "Notice that Azure gave", "heatmap"),
-            {**EVERYTHING, "vm": vm},
-        )
-        highest: float = max(
-            value for row in rows if row.labels["le"] == "+Inf" for value in row.values
-        )
+
+def test_notice_is_counted_once_when_several_vms_report_it(prometheus: Prometheus) -> None:
+    target = target_of("fleet", "Notice that Azure gave", "heatmap")
+
+    def highest_count(vm: str) -> float:
+        highest = 0.0
+        for row in series(prometheus, target, {**EVERYTHING, "vm": vm}):
+            if row.labels["le"] == "+Inf":
+                highest = max(highest, *row.values)
         return highest
 
-    # each is of its own moment
-    eventually(lambda: reported("EastUS_.*") == pytest.approx(reported("EastUS_0")))
-    assert reported("EastUS_0") >= 1
+    def is_same_for_one_vm_and_all() -> bool:
+        of_one = highest_count("EastUS_0")
+        return of_one >= 1 and highest_count("EastUS_.*") == pytest.approx(of_one)
+
+    # two queries are of two moments
+    eventually(is_same_for_one_vm_and_all)

@@ -1,6 +1,4 @@
-"""Nothing of agent and courier needs POSIX: what Windows lacks is taken away from a Python, and
-they run in it.
-"""
+"""Agent and courier run in a Python without POSIX, as on Windows."""
 
 import os
 import signal
@@ -34,24 +32,23 @@ second.acquire(0.1)
 print("held")
 """
 
-GONE = """
+# Windows reports a closed pipe as EINVAL
+CLOSED_PIPE = """
 import io
-class Gone(io.StringIO):
+class ClosedPipe(io.StringIO):
     def fileno(self):
         return 1
     def write(self, text):
-        raise OSError(22, "what Windows says of a closed pipe")
-sys.stdout = Gone()
+        raise OSError(22, "Invalid argument")
+sys.stdout = ClosedPipe()
 """
 
 
-def test_every_module_is_imported_and_the_lock_works_without_posix(
-    tmp_path: Path,
-) -> None:
-    """By what stands in for Windows' own lock, which even the same process cannot take twice."""
-    done = run_without_posix(
-        f"LOCKED = {str(tmp_path)!r}\n{HOLD}{CHECK}", "check-config", "--state-dir", str(tmp_path)
-    )
+def test_all_modules_are_imported_and_the_lock_works_without_posix(tmp_path: Path) -> None:
+    """The simulated lock of Windows refuses a second owner even in the same process."""
+    program = f"LOCKED = {str(tmp_path)!r}\n{HOLD}{CHECK}"
+
+    done = run_without_posix(program, "check-config", "--state-dir", str(tmp_path))
 
     assert done.returncode == 0
     assert done.stderr == ""
@@ -60,14 +57,16 @@ def test_every_module_is_imported_and_the_lock_works_without_posix(
 
 
 def test_output_is_utf_8_without_posix(monkeypatch: pytest.MonkeyPatch) -> None:
-    # as the code page of Windows, for files and pipes
+    # like a code page of Windows, for files and pipes
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
 
-    assert "0 done · 1 it failed" in run_without_posix(CHECK, "--help").stdout
+    done = run_without_posix(CHECK, "--help")
+
+    assert "0 done · 1 it failed" in done.stdout
 
 
 def test_closed_reader_causes_no_traceback_without_posix() -> None:
-    done = run_without_posix(GONE + CHECK, "--version")
+    done = run_without_posix(CLOSED_PIPE + CHECK, "--version")
 
     assert done.returncode == 1
     assert done.stderr == ""
@@ -81,12 +80,11 @@ def starts(agent: RunningAgent, reason: str) -> float:
 def test_courier_delivers_is_replaced_and_stops_without_posix(
     imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # its courier runs so, too
+    # the courier runs in the same Python
     monkeypatch.setattr(RunningAgent, "python", python_without_posix(tmp_path))
     hook.default = Answer(how="hang")
-    config = {
-        "sinks": {"hook": {"webhook": {"url": hook.url, "allow_private": True, "timeout": "60s"}}}
-    }
+    webhook = {"url": hook.url, "allow_private": True, "timeout": "60s"}
+    config = {"sinks": {"hook": {"webhook": webhook}}}
 
     with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
         imds.set_document(body(item("e")))
@@ -101,13 +99,12 @@ def test_courier_delivers_is_replaced_and_stops_without_posix(
         eventually(lambda: agent.count("delivered") == 1)
 
         imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=2))
-        eventually(lambda: hook.kinds[2:] == ["started"])
-        # what is not written down yet would be sent again
         eventually(lambda: agent.count("delivered") == 2)
+        assert hook.kinds[2:] == ["started"]
 
-        imds.set_document(body(*(item(str(number)) for number in range(10)), incarnation=4))
-        eventually(lambda: len(agent.records) == 13)
-
+        events = [item(str(number)) for number in range(10)]
+        imds.set_document(body(*events, incarnation=4))
+        eventually(lambda: agent.count("delivered") == 13)
         courier = agent.courier()
 
         assert agent.stop(signal.SIGINT) == 0
@@ -119,13 +116,15 @@ def test_courier_delivers_is_replaced_and_stops_without_posix(
 
 
 def test_approve_explains_that_it_can_ask_no_agent_without_posix(tmp_path: Path) -> None:
-    done = run_without_posix(CHECK, "approve", "e", "--state-dir", str(tmp_path))
-    assert done.returncode == 1
-    assert (
-        done.stderr
-        == "notbefore: commands cannot ask an agent here: this system has no Unix sockets\n"
-    )
+    why = "commands cannot ask an agent here: this system has no Unix sockets"
 
-    # works, while no agent runs
+    done = run_without_posix(CHECK, "approve", "e", "--state-dir", str(tmp_path))
+
+    assert done.returncode == 1
+    assert done.stderr == f"notbefore: {why}\n"
+
+
+def test_outbox_opens_the_state_of_a_stopped_agent_without_posix(tmp_path: Path) -> None:
     done = run_without_posix(CHECK, "outbox", "list", "--state-dir", str(tmp_path))
+
     assert "has `notbefore run` been started here?" in done.stderr

@@ -1,6 +1,8 @@
-"""``notbefore fleet``: the installed command reads the tests' Event Hub, and notifies a webhook."""
+"""The installed ``notbefore fleet`` reads a simulated Event Hub, and notifies a webhook."""
 
 import json
+import signal
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from notbefore.core.change import LIFECYCLE_KINDS
+from notbefore.core.change import LifecycleKind
+from notbefore.core.record import Vm
 from support.agent import eventually, notbefore
 from support.azurite import Azurite
 from support.fleet_instance import RunningFleet, send, write_fleet_config
@@ -17,6 +20,7 @@ from support.hub import Hub
 from support.json_output import parsed_output
 from support.peers import Answer, HttpPeer
 
+STEPS: tuple[LifecycleKind, ...] = ("announced", "started", "finished")
 A = vm("web_0")
 B = vm("web_1")
 C = vm("web_2")
@@ -24,7 +28,6 @@ SETS = [
     vm(f"{name}_0", scale_set=name) for name in ("web", "data", "batch", "cache", "queue", "front")
 ]
 PARTITIONS = 4  # of the hub of these tests
-RECORDS = 'notbefore_fleet_records_total{result="%s"}'
 
 
 def bodies(hook: HttpPeer) -> list[dict[str, Any]]:
@@ -39,7 +42,7 @@ def ids(hook: HttpPeer) -> list[str]:
     return [request.headers["x-notbefore-delivery-id"] for request in hook.requests]
 
 
-def accepted(hook: HttpPeer) -> list[str]:
+def accepted_ids(hook: HttpPeer) -> list[str]:
     return [
         request.headers["x-notbefore-delivery-id"]
         for request in hook.requests
@@ -47,31 +50,45 @@ def accepted(hook: HttpPeer) -> list[str]:
     ]
 
 
-def test_step_of_an_event_is_notified_once_when_three_vms_report_it(
+def partitions(instance: RunningFleet) -> float | None:
+    """Return how many partitions an instance reads."""
+    return instance.metric("notbefore_fleet_partitions")
+
+
+def records_read(fleet: RunningFleet) -> float:
+    """Return how many records an instance has read, whether they were news or not."""
+    total = 0.0
+    for result in ("news", "known", "late"):
+        total += fleet.metric(f'notbefore_fleet_records_total{{result="{result}"}}') or 0.0
+    return total
+
+
+def test_step_that_three_vms_report_is_notified_once(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
     with RunningFleet(write_fleet_config(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
-        steps = [step for step in LIFECYCLE_KINDS if step in {"announced", "started", "finished"}]
-        for number, step in enumerate(steps, start=1):
-            send(hub, [report(one, step, resources=[A.name]) for one in (B, A, C)])
-            eventually(lambda: kinds(hook) == steps[:number])
-        counted = ("news", "known", "late")
-
-        eventually(lambda: sum(fleet.metric(RECORDS % one) or 0 for one in counted) == 9)
-        assert kinds(hook) == ["announced", "started", "finished"]
+        for number, step in enumerate(STEPS, start=1):
+            send(hub, [report(reporter, step, resources=[A.name]) for reporter in (B, A, C)])
+            eventually(lambda: kinds(hook) == list(STEPS[:number]))
+        eventually(lambda: records_read(fleet) == 9)
 
         last = bodies(hook)[-1]
-
+        assert kinds(hook) == list(STEPS)
         assert last["azure.scheduled_event.id"] == "EVENT-1"
         assert last["azure.scheduled_event.fleet.reported_by"] == 3
         assert last["azure.scheduled_event.outcome"] == "finished"
         assert fleet.json("/api/v1/fleet/events")["waves"] == []
 
+
+def test_instance_names_a_hub_that_hangs_and_stops(
+    hub: Hub, hook: HttpPeer, tmp_path: Path
+) -> None:
+    with RunningFleet(write_fleet_config(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
+        eventually(lambda: partitions(fleet) == PARTITIONS)
+
         hub.order("freeze")  # its connections stay open
-        eventually(
-            lambda: "no answer in time" in fleet.json("/api/v1/fleet/events")["trouble"],
-            patience=60,
-        )
+
+        eventually(lambda: "no answer in time" in fleet.json("/api/v1/fleet/events")["trouble"])
         assert fleet.stop() == 0
 
 
@@ -82,91 +99,107 @@ def blobs(tmp_path: Path) -> Iterator[Azurite]:
 
 
 def shared(directory: Path, hub: Hub, hook: HttpPeer, blobs: Azurite, **fleet: Any) -> Path:
-    """A configuration for several instances, which look for partitions each second."""
+    """Write a configuration for several instances, which look for partitions each second."""
     checkpoints = {"connection_string": blobs.connection_string, "container": "notbefore"}
-    quick = {"rebalance": "1s", "takeover": "60s"}
-    return write_fleet_config(directory, hub, hook.url, checkpoints=checkpoints, **quick, **fleet)
+    times = {"rebalance": "1s", "takeover": "10m"}
+    return write_fleet_config(directory, hub, hook.url, checkpoints=checkpoints, **times, **fleet)
+
+
+def announce(hub: Hub, vms: list[Vm]) -> None:
+    """Let each VM report an event of its own."""
+    send(hub, [report(vm, "announced", f"E-{vm.scale_set}") for vm in vms])
+
+
+def share_partitions(first: RunningFleet, second: RunningFleet) -> None:
+    """Wait until each of two instances reads half of the partitions."""
+    eventually(lambda: [partitions(first), partitions(second)] == [2, 2])
 
 
 def test_killed_instance_has_its_partitions_back_before_takeover(
     hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
 ) -> None:
-    config = shared(tmp_path, hub, hook, blobs)  # its takeover is a minute
+    config = shared(tmp_path, hub, hook, blobs)
     with RunningFleet(config, tmp_path / "one") as killed:
-        eventually(lambda: killed.metric("notbefore_fleet_partitions") == PARTITIONS)
-
-        killed.process.kill()
-        killed.process.wait()
+        eventually(lambda: partitions(killed) == PARTITIONS)
+        killed.stop(signal.SIGKILL)
 
     with RunningFleet(config, tmp_path / "one") as restarted:
-        eventually(
-            lambda: restarted.metric("notbefore_fleet_partitions") == PARTITIONS, patience=40
-        )
+        eventually(lambda: partitions(restarted) == PARTITIONS)
 
 
-def test_any_instance_shows_the_whole_fleet_with_the_age_of_its_data(
+def test_each_instance_shows_the_whole_fleet_with_ages(
     hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
 ) -> None:
     config = shared(tmp_path, hub, hook, blobs)
     with (
-        RunningFleet(config, tmp_path / "one") as one,
-        RunningFleet(config, tmp_path / "two") as two,
+        RunningFleet(config, tmp_path / "one") as first,
+        RunningFleet(config, tmp_path / "two") as second,
     ):
-        eventually(
-            lambda: (
-                (one.metric("notbefore_fleet_partitions"), two.metric("notbefore_fleet_partitions"))
-                == (2, 2)
-            )
-        )
+        share_partitions(first, second)
+        announce(hub, SETS)
 
-        send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
-        for instance in (one, two):
+        for instance in (first, second):
             eventually(lambda: len(instance.json("/api/v1/fleet/events")["waves"]) == len(SETS))
-            found = instance.json("/api/v1/fleet/events?scale_set=data")
-            assert [wave["event_id"] for wave in found["waves"]] == ["E-data"]
-            ages = [part["age"] for part in found["partitions"]]
-            assert len(ages) == 4
-            assert ages.count(None) == 2
+            listed = instance.json("/api/v1/fleet/events?scale_set=data")
+            ages = [partition["age"] for partition in listed["partitions"]]
+            assert [wave["event_id"] for wave in listed["waves"]] == ["E-data"]
+            assert len(ages) == PARTITIONS
+            assert ages.count(None) == 2, "the instance reads these itself"
 
 
-def test_muted_event_is_not_notified_nor_is_its_end(
-    hub: Hub, hook: HttpPeer, tmp_path: Path
-) -> None:
+def muting(config: Path, state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `notbefore fleet mute`."""
+    return notbefore("fleet", "mute", config, "--state-dir", state, *words)
+
+
+MUTE_DATA = ("--match", "scale_set=data", "--for", "1h", "--comment", "moves today")
+
+
+def test_mute_is_refused_before_the_first_start(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+
+    refused = muting(write_fleet_config(tmp_path, hub, hook.url), state, *MUTE_DATA)
+
+    assert refused.returncode == 1
+    assert "start the instance first" in refused.stderr
+    assert not state.exists(), "a directory of root is of no use to the service"
+
+
+def test_muted_event_and_its_end_are_not_notified(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
     config = write_fleet_config(tmp_path, hub, hook.url)
     state = tmp_path / "state"
-    mute = ("fleet", "mute", config, "--state-dir", state)
-    muted = (*mute, "--match", "scale_set=data", "--for", "1h", "--comment", "moves today")
-
-    refused = notbefore(*muted)
-
-    # made by root it would be of no use to the service
-    assert refused.returncode == 1
-    assert not state.exists()
-    assert "start the instance first" in refused.stderr
-
-    with RunningFleet(config, state) as fleet:
+    with RunningFleet(config, state):
         eventually((state / "partitions").exists)
-        assert notbefore(*muted).returncode == 0
-        (listed,) = parsed_output("fleet mute", notbefore(*mute, "--json").stdout)
-        assert listed["match"] == {"scale_set": "data"}
+        assert muting(config, state, *MUTE_DATA).returncode == 0
 
-        fleet.stop()
     with RunningFleet(config, state) as fleet:
         send(hub, [report(A, "announced", "E-web"), report(SETS[1], "announced", "E-data")])
         send(hub, [report(SETS[1], "canceled", "E-data"), report(A, "canceled", "E-web")])
 
         eventually(lambda: len(fleet.json("/api/v1/fleet/history")["events"]) == 2)
-        eventually(lambda: kinds(hook).count("canceled") == 1)
+        eventually(lambda: fleet.kinds == ["announced", "canceled"])
+        # the announcement expires if the end comes before it is sent
+        eventually(lambda: "canceled" in kinds(hook))
         assert {body["azure.scheduled_event.id"] for body in bodies(hook)} == {"E-web"}
         assert {record["azure.scheduled_event.id"] for record in fleet.records} == {"E-web"}
-        assert fleet.metric_sum("notbefore_fleet_changes_total") == 2  # announced and canceled
+        assert fleet.metric_sum("notbefore_fleet_changes_total") == 2
 
-        (listed,) = notbefore(*mute).stdout.splitlines()
-        assert "scale_set data. moves today" in listed
 
-        ended = notbefore(*mute, "--end", listed.split()[0])
-        assert ended.returncode == 0
-        assert ended.stdout == ""
+def test_mute_is_listed_until_it_is_ended(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
+    config = write_fleet_config(tmp_path, hub, hook.url)
+    state = tmp_path / "state"
+    with RunningFleet(config, state):
+        eventually((state / "partitions").exists)
+        muting(config, state, *MUTE_DATA)
+
+        (mute,) = parsed_output("fleet mute", muting(config, state, "--json").stdout)
+        (line,) = muting(config, state).stdout.splitlines()
+        ended = muting(config, state, "--end", line.split()[0])
+
+    assert mute["match"] == {"scale_set": "data"}
+    assert "scale_set data. moves today" in line
+    assert ended.returncode == 0
+    assert ended.stdout == ""
 
 
 def test_deliveries_are_sent_by_the_instance_that_takes_over(
@@ -175,32 +208,25 @@ def test_deliveries_are_sent_by_the_instance_that_takes_over(
     config = shared(tmp_path, hub, hook, blobs)
     hook.default = Answer(503)
 
-    with RunningFleet(config, tmp_path / "one") as one:
-        send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
+    def all_outboxes_are_empty() -> bool:
+        return not any(snapshot.outbox.rows for snapshot in blobs.snapshots())
 
+    with RunningFleet(config, tmp_path / "one") as first:
+        announce(hub, SETS)
         eventually(lambda: len(set(ids(hook))) == len(SETS))
 
-        with RunningFleet(
-            config, tmp_path / "two"
-        ) as two:  # takes two of the four, while the other one goes on
-            both = (one, two)
-            eventually(
-                lambda: [each.metric("notbefore_fleet_partitions") for each in both] == [2, 2]
-            )
+        with RunningFleet(config, tmp_path / "two") as second:
+            share_partitions(first, second)
 
             hook.default = Answer()
-            eventually(lambda: len(set(accepted(hook))) == len(SETS))
-            # all is accepted
-            eventually(
-                lambda: not [snapshot for snapshot in blobs.snapshots() if snapshot.outbox.rows]
-            )
+            eventually(lambda: len(set(accepted_ids(hook))) == len(SETS))
+            eventually(all_outboxes_are_empty)
 
-            found = accepted(hook)
+            accepted = accepted_ids(hook)
+            most = max(Counter(accepted).values())
+            assert most <= 2, "only a delivery that the first instance was sending is repeated"
+            assert first.stop() == 0
+            eventually(lambda: partitions(second) == PARTITIONS)
+            assert second.stop() == 0
 
-            # twice at most: what the first one was just sending
-            assert max(Counter(found).values()) <= 2
-            assert one.stop() == 0
-            eventually(lambda: two.metric("notbefore_fleet_partitions") == 4)
-            assert two.stop() == 0
-
-    assert accepted(hook) == found  # what had been accepted is not sent again
+    assert accepted_ids(hook) == accepted, "an accepted delivery is not sent again"

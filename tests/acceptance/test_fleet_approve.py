@@ -1,10 +1,11 @@
-"""``notbefore fleet approve`` against a stand-in for Azure Resource Manager and its identities.
+"""``notbefore fleet approve`` asks a simulated Azure Resource Manager.
 
-The token comes through azure-identity. The stand-in answers a request only if path, version and
-token are right.
+The token comes through azure-identity. The simulated service accepts a request only if path,
+version and token are right.
 """
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -32,11 +33,11 @@ PATH = (
 
 
 class ResourceManager:
-    """Azure Resource Manager and an identity endpoint, as App Service has it."""
+    """Azure Resource Manager, and an identity endpoint like that of App Service."""
 
     def __init__(self) -> None:
-        self.status = 200  # of the answer to a right request
-        self.asked: list[str] = []  # the paths of all requests for an acknowledgement
+        self.status = 200  # of the answer to a valid request
+        self.acknowledged: list[str] = []  # the paths of all requests for an acknowledgement
         self.scopes: list[str] = []  # of the tokens
         manager = self
 
@@ -49,7 +50,7 @@ class ResourceManager:
 
             def do_POST(self) -> None:
                 url = urlsplit(self.path)
-                manager.asked.append(url.path)
+                manager.acknowledged.append(url.path)
                 if self.headers["Authorization"] != f"Bearer {TOKEN}":
                     self.reply(401, {"error": {"code": "InvalidAuthenticationToken"}})
                 elif parse_qs(url.query) != {"api-version": [VERSION]}:
@@ -90,15 +91,15 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[ResourceManager]:
         yield running
 
 
-class Scene(NamedTuple):
-    """A hub, a receiver and Azure, for an instance."""
+class Surroundings(NamedTuple):
+    """The hub, the receiver and the Azure of an instance."""
 
     hub: Hub
     hook: HttpPeer
     manager: ResourceManager
     directory: Path
 
-    def running(self, *words: str, enabled: bool = True) -> RunningFleet:
+    def start_fleet(self, *words: str, enabled: bool = True) -> RunningFleet:
         """Start an instance with these options."""
         path = write_fleet_config(self.directory, self.hub, self.hook.url)
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -108,49 +109,49 @@ class Scene(NamedTuple):
 
 
 @pytest.fixture
-def scene(hub: Hub, hook: HttpPeer, manager: ResourceManager, tmp_path: Path) -> Scene:
-    return Scene(hub, hook, manager, tmp_path)
+def around(hub: Hub, hook: HttpPeer, manager: ResourceManager, tmp_path: Path) -> Surroundings:
+    return Surroundings(hub, hook, manager, tmp_path)
 
 
-def announced(**properties: Any) -> bytes:
+def announcement(**properties: Any) -> bytes:
+    """Return Azure's message that EVENT-1 is scheduled."""
     now = datetime.now(UTC)
-    return encoded(
-        message("Scheduled", at=now, not_before=now + timedelta(seconds=900), **properties)
-    )
+    not_before = now + timedelta(seconds=900)
+    return encoded(message("Scheduled", at=now, not_before=not_before, **properties))
 
 
-def approve(fleet: RunningFleet, event_id: str, *words: str) -> Any:
-    state = ("--state-dir", str(fleet.state))
-    return notbefore("fleet", "approve", event_id, *state, *words)
+def approve(fleet: RunningFleet, event_id: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `notbefore fleet approve` once the instance listens to commands."""
+    fleet.wait_until_listening()
+    return notbefore("fleet", "approve", event_id, "--state-dir", str(fleet.state), *words)
 
 
 def bodies(hook: HttpPeer) -> list[dict[str, Any]]:
     return [json.loads(request.body) for request in hook.requests]
 
 
-def test_approval_is_sent_once_and_recorded(scene: Scene) -> None:
-    with scene.running("--allow-approval") as fleet:
-        send(scene.hub, [announced(Resources=["web_0", "web_1"])])
-        eventually(lambda: len(scene.hook.requests) == 1)
+def test_approval_is_sent_once_and_recorded(around: Surroundings) -> None:
+    with around.start_fleet("--allow-approval") as fleet:
+        send(around.hub, [announcement(Resources=["web_0", "web_1"])])
+        eventually(lambda: len(around.hook.requests) == 1)
 
-        unasked = approve(fleet, "event-1")
+        unconfirmed = approve(fleet, "event-1")
         done = approve(fleet, "event-1", "--yes", "--reason", "drained")
-        eventually(lambda: len(scene.hook.requests) == 2)
+        eventually(lambda: len(around.hook.requests) == 2)
         assert fleet.stop() == 0
 
-    assert unasked.returncode != 0
-    assert "all 2 VMs: web_0, web_1" in unasked.stdout
-    assert "use --yes" in unasked.stderr
+    assert unconfirmed.returncode != 0
+    assert "all 2 VMs: web_0, web_1" in unconfirmed.stdout
+    assert "use --yes" in unconfirmed.stderr
     assert done.returncode == 0
     assert done.stdout.endswith("approved\n")
-    assert scene.manager.asked == [PATH]
-    assert scene.manager.scopes == ["https://management.azure.com"]
-    record = bodies(scene.hook)[-1]
-    name = "azure.scheduled_event.approval."
+    assert around.manager.acknowledged == [PATH]
+    assert around.manager.scopes == ["https://management.azure.com"]
+    record = bodies(around.hook)[-1]
     assert record["azure.scheduled_event.change"] == "approved"
-    assert record[f"{name}by"]
-    assert record[f"{name}rule"] == "operator"
-    assert record[f"{name}reason"] == "drained"
+    assert record["azure.scheduled_event.approval.by"]
+    assert record["azure.scheduled_event.approval.rule"] == "operator"
+    assert record["azure.scheduled_event.approval.reason"] == "drained"
     assert "approves the Reboot EVENT-1" in fleet.log
     assert TOKEN not in fleet.log
 
@@ -159,58 +160,58 @@ def test_approval_is_sent_once_and_recorded(scene: Scene) -> None:
     ("status", "expected"),
     [(404, "look again"), (409, "look again"), (403, "Azure answered 403"), (500, "answered 500")],
 )
-def test_failed_approval_says_what_azure_answered(status: int, expected: str, scene: Scene) -> None:
-    scene.manager.status = status
-    with scene.running("--allow-approval") as fleet:
-        send(scene.hub, [announced()])
-        eventually(lambda: len(scene.hook.requests) == 1)
+def test_failed_approval_quotes_azure(status: int, expected: str, around: Surroundings) -> None:
+    around.manager.status = status
+    with around.start_fleet("--allow-approval") as fleet:
+        send(around.hub, [announcement()])
+        eventually(lambda: len(around.hook.requests) == 1)
 
         done = approve(fleet, "EVENT-1", "--yes")
-        eventually(lambda: len(scene.hook.requests) == 2)
+        eventually(lambda: len(around.hook.requests) == 2)
         assert fleet.stop() == 0
 
     assert done.returncode == 1
     assert expected in done.stdout
-    assert bodies(scene.hook)[-1]["azure.scheduled_event.change"] == "approval_failed"
-    assert len(scene.manager.asked) == 1
+    assert bodies(around.hook)[-1]["azure.scheduled_event.change"] == "approval_failed"
+    assert len(around.manager.acknowledged) == 1
 
 
-def test_scale_set_is_taken_from_the_vms_when_azure_is_silent(scene: Scene) -> None:
-    with scene.running("--allow-approval") as fleet:
-        send(scene.hub, [report(vm("web_0"), "announced")])
-        eventually(lambda: len(scene.hook.requests) == 1)
+def test_approval_uses_the_scale_set_that_vms_report_without_azure(around: Surroundings) -> None:
+    with around.start_fleet("--allow-approval") as fleet:
+        send(around.hub, [report(vm("web_0"), "announced")])
+        eventually(lambda: len(around.hook.requests) == 1)
 
         done = approve(fleet, "EVENT-1", "--yes")
         assert fleet.stop() == 0
 
     assert done.returncode == 0
-    assert scene.manager.asked == [PATH]
+    assert around.manager.acknowledged == [PATH]
 
 
-def test_event_that_may_not_be_approved_is_not_sent(scene: Scene) -> None:
-    odd = resource_id(name="web?x=1", event_id="odd")
+def test_event_that_may_not_be_approved_is_not_sent(around: Surroundings) -> None:
     now = datetime.now(UTC)
-    with scene.running("--allow-approval") as fleet:
-        begun = message("Started", "begun", at=now)
-        strange = message("Scheduled", "odd", at=now, not_before=now, resource=odd)
-        unnamed = message("Scheduled", "unnamed", at=now, not_before=now, Resources=[])
-        advice = message("Scheduled", "advice", at=now, EventType="SpotRebalanceRecommendation")
-        send(scene.hub, [encoded(begun, strange, unnamed, advice)])
-        eventually(lambda: len(scene.hook.requests) == 4)
+    odd_resource = resource_id(name="web?x=1", event_id="odd")
+    odd = message("Scheduled", "odd", at=now, not_before=now, resource=odd_resource)
+    started = message("Started", "started", at=now)
+    unnamed = message("Scheduled", "unnamed", at=now, not_before=now, Resources=[])
+    advice = message("Scheduled", "advice", at=now, EventType="SpotRebalanceRecommendation")
+    with around.start_fleet("--allow-approval") as fleet:
+        send(around.hub, [encoded(started, odd, unnamed, advice)])
+        eventually(lambda: len(around.hook.requests) == 4)
 
         refusals = {
             event_id: approve(fleet, event_id, "--yes").stderr
-            for event_id in ("begun", "odd", "unnamed", "advice", "wave-1", "unknown")
+            for event_id in ("started", "odd", "unnamed", "advice", "wave-1", "unknown")
         }
         assert fleet.stop() == 0
 
-    assert "it is Started" in refusals["begun"]
+    assert "it is Started" in refusals["started"]
     assert "no name of Azure's" in refusals["odd"]
     assert "--without-resources" in refusals["unnamed"]
     assert "recommendation" in refusals["advice"]
     assert "one by one" in refusals["wave-1"]
     assert "no event unknown is open" in refusals["unknown"]
-    assert scene.manager.asked == []
+    assert around.manager.acknowledged == []
 
 
 @pytest.mark.parametrize(
@@ -221,19 +222,16 @@ def test_event_that_may_not_be_approved_is_not_sent(scene: Scene) -> None:
     ],
 )
 def test_approval_needs_both_switches(
-    enabled: bool,
-    words: tuple[str, ...],
-    expected: str,
-    scene: Scene,
+    enabled: bool, words: tuple[str, ...], expected: str, around: Surroundings
 ) -> None:
-    with scene.running(*words, enabled=enabled) as fleet:
-        send(scene.hub, [announced()])
-        eventually(lambda: len(scene.hook.requests) == 1)
+    with around.start_fleet(*words, enabled=enabled) as fleet:
+        send(around.hub, [announcement()])
+        eventually(lambda: len(around.hook.requests) == 1)
 
         done = approve(fleet, "EVENT-1", "--yes")
         assert fleet.stop() == 0
 
     assert done.returncode != 0
     assert expected in done.stderr
-    assert scene.manager.asked == []
-    assert scene.manager.scopes == []
+    assert around.manager.acknowledged == []
+    assert around.manager.scopes == []

@@ -1,6 +1,7 @@
 """``notbefore fleet drill`` and ``notbefore fleet outbox`` ask a running instance."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def records(hook: HttpPeer) -> list[dict[str, Any]]:
 
 
 def routed_by(path: Path, match: dict[str, Any]) -> Path:
-    """Let a configuration route only what matches."""
+    """Route only matching records to the sink; return the path of the configuration."""
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     values["routes"] = [{"match": match, "sinks": ["hook"]}]
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -30,9 +31,16 @@ def routed_by(path: Path, match: dict[str, Any]) -> Path:
 
 def outbox(fleet: RunningFleet, action: str, *words: str) -> str:
     """Return the output of `notbefore fleet outbox`."""
+    fleet.wait_until_listening()
     done = notbefore("fleet", "outbox", action, "--state-dir", str(fleet.state), *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def drill(fleet: RunningFleet, config: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `notbefore fleet drill` once the instance listens to commands."""
+    fleet.wait_until_listening()
+    return notbefore("fleet", "drill", str(config), "--state-dir", str(fleet.state), *words)
 
 
 # ---- drills
@@ -43,9 +51,7 @@ def test_drill_reaches_the_sinks_of_a_running_instance(
 ) -> None:
     config = write_fleet_config(tmp_path, hub, hook.url)
     with RunningFleet(config, tmp_path / "state") as fleet:
-        state = ("--state-dir", str(fleet.state))
-
-        done = notbefore("fleet", "drill", str(config), *state)
+        done = drill(fleet, config)
 
         assert done.returncode == 0, done.stderr
         assert "Reached: hook." in done.stdout
@@ -63,9 +69,7 @@ def test_drill_names_the_sink_that_refuses(hub: Hub, hook: HttpPeer, tmp_path: P
     hook.default = Answer(400)
     config = write_fleet_config(tmp_path, hub, hook.url)
     with RunningFleet(config, tmp_path / "state") as fleet:
-        words = ("--state-dir", str(fleet.state), "--json", "--scenario", "preempt")
-
-        done = notbefore("fleet", "drill", str(config), *words)
+        done = drill(fleet, config, "--json", "--scenario", "preempt")
 
         assert done.returncode == 1
         result = json.loads(done.stdout)
@@ -95,11 +99,11 @@ def test_drill_happens_at_the_place_that_routes_match(
 ) -> None:
     config = routed_by(write_fleet_config(tmp_path, hub, hook.url), match)
     with RunningFleet(config, tmp_path / "state") as fleet:
-        words = ["--state-dir", str(fleet.state)]
+        words: list[str] = []
         for matcher in place:
             words += ["--match", matcher]
 
-        done = notbefore("fleet", "drill", str(config), *words)
+        done = drill(fleet, config, *words)
 
         assert (done.returncode == 0) == reached, done
         assert bool(records(hook)) == reached
@@ -144,7 +148,8 @@ def test_dropped_dead_letter_is_not_in_the_next_snapshot(
     with RunningFleet(config, tmp_path / "state") as fleet:
         send(hub, [report(WEB, "announced", resources=[WEB.name])])
         eventually(lambda: fleet.metric(dead) == 1)
-        (delivery,) = map(json.loads, outbox(fleet, "list", "--json").splitlines())
+        (line,) = outbox(fleet, "list", "--json").splitlines()
+        delivery = json.loads(line)
 
         dropped = outbox(fleet, "drop", delivery["delivery_id"][:8])
 
@@ -192,10 +197,12 @@ def test_wrong_command_is_refused_with_its_mistake(
     assert mistake in done.stderr
 
 
-def test_instance_refuses_what_only_an_agent_can_do(
+def test_instance_refuses_requests_that_only_agents_answer(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
     with RunningFleet(write_fleet_config(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
+        fleet.wait_until_listening()
+
         done = notbefore("history", "--state-dir", str(fleet.state))
 
         assert done.returncode == 1

@@ -1,6 +1,4 @@
-"""The history of a real instance, through a kill, a disk that cannot be written, and the command
-that reports it.
-"""
+"""A running instance keeps its history through faults, and ``notbefore fleet report`` shows it."""
 
 import csv
 import io
@@ -23,82 +21,104 @@ B = vm("web_1")
 STEPS: tuple[LifecycleKind, ...] = ("announced", "started", "finished")
 
 
-def events(fleet: RunningFleet) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = fleet.json("/api/v1/fleet/history")["events"]
-    return found
+def history_of(fleet: RunningFleet) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = fleet.json("/api/v1/fleet/history")["events"]
+    return events
 
 
-def happen(hub: Hub, event_id: str, *kinds: LifecycleKind) -> None:
-    """Two VMs report the steps of an event that affects the first; it measures."""
+def send_event(hub: Hub, event_id: str, *kinds: LifecycleKind) -> None:
+    """Let two VMs report the steps of an event that affects the first, which measures it."""
     for kind in kinds:
-        measured: dict[str, Any] = {"interruption": 4.2} if kind == "finished" else {}
-        send(
-            hub,
-            [
-                report(A, kind, event_id, notice=600.0, **measured),
-                report(B, kind, event_id, resources=[A.name]),
-            ],
-        )
+        interruption = 4.2 if kind == "finished" else None
+        affected = report(A, kind, event_id, notice=600.0, interruption=interruption)
+        neighbor = report(B, kind, event_id, resources=[A.name])
+        send(hub, [affected, neighbor])
 
 
-def test_history_keeps_an_event_once_through_disk_trouble_and_a_kill(
+def url_of(fleet: RunningFleet, host: str = "127.0.0.1") -> str:
+    return f"http://{host}:{fleet.port}"
+
+
+def report_of(fleet: RunningFleet, *words: str) -> str:
+    """Run `notbefore fleet report`, and return its output."""
+    done = notbefore("fleet", "report", "--url", url_of(fleet), *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_history_keeps_events_once_through_a_kill_and_lost_snapshots(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
     config = write_fleet_config(tmp_path, hub, hook.url)
     state = tmp_path / "state"
-    (state / FILE_NAME).mkdir(parents=True)  # a directory, where a file is to be
     with RunningFleet(config, state) as fleet:
-        happen(hub, "E-1", *STEPS)
-        eventually(lambda: b'"finished"' in b"".join(request.body for request in hook.requests))
-        eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="history"}'))
-
-        unknown = notbefore("fleet", "report", "--url", f"http://127.0.0.1:{fleet.port}")
-        page = get(fleet.port, "/")
-        (state / FILE_NAME).rmdir()
-
-        eventually(lambda: len(events(fleet)) == 1)
-
+        send_event(hub, "E-1", *STEPS)
+        eventually(lambda: len(history_of(fleet)) == 1)
         fleet.stop(signal.SIGKILL)
-    # nothing is remembered: all is read again
+    # without its snapshots, the next instance reads everything again
     shutil.rmtree(state / "partitions", ignore_errors=True)
 
     with RunningFleet(config, state) as fleet:
-        happen(hub, "E-2", "announced", "canceled")
-        eventually(lambda: len(events(fleet)) == 2)
+        send_event(hub, "E-2", "announced", "canceled")
+        eventually(lambda: len(history_of(fleet)) == 2)
 
-        first, second = events(fleet)
-        url = f"http://127.0.0.1:{fleet.port}"
-        found = notbefore("fleet", "report", "--url", url, "--since", "1h")
-        as_json = notbefore("fleet", "report", "--url", url, "--since", "1h", "--json")
-        head, row = [line.split() for line in found.stdout.splitlines()[1:3]]
-        by = ("--by", "scale_set,event_type")
-        rows = list(
-            csv.DictReader(
-                io.StringIO(notbefore("fleet", "report", "--url", url, "--csv", *by).stdout)
-            )
-        )
-        twice = notbefore(
-            "fleet", "report", "--url", f"{url},http://localhost:{fleet.port}", "--since", "1h"
-        )
-
+        first, second = history_of(fleet)
         assert fleet.stop() == 0
 
-    assert unknown.returncode == 1
-    assert "cannot be read" in unknown.stderr
-    assert "Not known: the " in str(page)
     assert first["event_id"] == "E-1"
     assert first["outcome"] == "finished"
     assert first["reported_by"] == 2
     assert first["measured"] == {"web_0": {"notice": 600.0, "interruption": 4.2}}
     assert second["event_id"] == "E-2"
     assert second["outcome"] == "canceled"
+
+
+def test_history_that_cannot_be_written_is_unknown_until_it_can(
+    hub: Hub, hook: HttpPeer, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    (state / FILE_NAME).mkdir(parents=True)  # a directory in the place of the file
+    with RunningFleet(write_fleet_config(tmp_path, hub, hook.url), state) as fleet:
+        send_event(hub, "E-1", *STEPS)
+        eventually(lambda: "finished" in hook.kinds)
+        eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="history"}'))
+
+        unknown = notbefore("fleet", "report", "--url", url_of(fleet))
+        _, page = get(fleet.port, "/")
+        (state / FILE_NAME).rmdir()
+
+        eventually(lambda: len(history_of(fleet)) == 1)
+        assert fleet.stop() == 0
+
+    assert unknown.returncode == 1
+    assert "cannot be read" in unknown.stderr
+    assert b"Not known: the " in page
+
+
+def test_report_counts_the_events_of_the_history(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
+    with RunningFleet(write_fleet_config(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
+        send_event(hub, "E-1", *STEPS)
+        send_event(hub, "E-2", "announced", "canceled")
+        eventually(lambda: len(history_of(fleet)) == 2)
+
+        table = report_of(fleet, "--since", "1h").splitlines()
+        (json_row,) = parsed_output("fleet report", report_of(fleet, "--since", "1h", "--json"))
+        csv_text = report_of(fleet, "--csv", "--by", "scale_set,event_type")
+        two_urls = f"{url_of(fleet)},{url_of(fleet, 'localhost')}"
+        of_two = notbefore("fleet", "report", "--url", two_urls, "--since", "1h")
+
+    head = table[1].split()
+    row = table[2].split()
     assert head[:4] == ["TYPE", "REGION", "EVENTS", "VMS"]
     assert row[:4] == ["Reboot", "westeurope", "2", "2"]
-    assert row[7] == "2"  # short notice: ten minutes, where Azure promises fifteen
-    (object_row,) = parsed_output("fleet report", as_json.stdout)
-    assert object_row["event_type"] == "Reboot"
-    assert object_row["vms"] == 2
-    assert [(row["scale_set"], row["event_type"], row["events"]) for row in rows] == [
-        ("web", "Reboot", "2")
-    ]
-    assert twice.stdout.splitlines()[1:] == found.stdout.splitlines()[1:]  # an event counts once
+    assert row[7] == "2", "notice of ten minutes is short: Azure promises fifteen"
+
+    assert json_row["event_type"] == "Reboot"
+    assert json_row["vms"] == 2
+
+    (csv_row,) = csv.DictReader(io.StringIO(csv_text))
+    assert csv_row["scale_set"] == "web"
+    assert csv_row["event_type"] == "Reboot"
+    assert csv_row["events"] == "2"
+
+    assert of_two.stdout.splitlines()[1:] == table[1:], "an event counts once"

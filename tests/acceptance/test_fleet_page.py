@@ -1,14 +1,17 @@
 """The page of an instance of ``notbefore fleet`` in a real browser."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import ViewportSize, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from notbefore.fleet.history import History
 from notbefore.wording.records import heartbeat_of
-from support.agent import eventually
+from support.agent import becomes
 from support.browser import PageLog, chromium
 from support.fleet_instance import RunningFleet, send, write_fleet_config
 from support.fleet_records import report, vm
@@ -21,8 +24,8 @@ DESK: ViewportSize = {"width": 1280, "height": 800}
 VMS = [vm(f"web_{number}") for number in range(12)]
 
 
-def remember(state: Path) -> None:
-    """One event of this month, and one of the month before."""
+def write_history(state: Path) -> None:
+    """Write one event of this month, and one of the month before."""
     yesterday = datetime.now(UTC) - timedelta(days=1)
     events = [
         past_event(
@@ -33,68 +36,102 @@ def remember(state: Path) -> None:
     History(state).write(events, yesterday.timestamp())
 
 
-def tell(hub: Hub) -> None:
-    """Two events, which affect six VMs each, and are seen by all twelve."""
+def send_events(hub: Hub) -> None:
+    """Let all twelve VMs report two events, which affect six VMs each."""
     now = datetime.now(UTC)
     send(hub, [heartbeat_of(vm, (), "1", now, 3600.0) for vm in VMS])
+    due = now + timedelta(minutes=14)
     for number in (0, 1):
-        hit = [vm.name for vm in VMS[number * 6 : number * 6 + 6]]
-        due = now + timedelta(minutes=14)
-        send(
-            hub,
-            [
-                report(vm, "announced", f"W-{number}", resources=hit, not_before=due, notice=840.0)
-                for vm in VMS
-            ],
-        )
+        affected = [vm.name for vm in VMS[number * 6 : number * 6 + 6]]
+        fields: dict[str, Any] = {"resources": affected, "not_before": due, "notice": 840.0}
+        send(hub, [report(vm, "announced", f"W-{number}", **fields) for vm in VMS])
 
 
-# one test: an instance takes a while to get there, and several workers would each have their own
-def test_fleet_page_shows_coming_waves_and_the_month_accessibly(
-    hub: Hub, hook: HttpPeer, tmp_path: Path
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    """An instance that shows one wave of two events."""
+    directory = tmp_path_factory.mktemp("fleet")
+    group_by = ["subscription", "resource_group", "scale_set", "event_type"]
+    write_history(directory / "state")
+    with Hub(directory) as hub, HttpPeer() as hook:
+        send_events(hub)
+        config = write_fleet_config(directory, hub, hook.url, group_by=group_by)
+        with RunningFleet(config, directory / "state") as fleet:
+
+            def events_of_waves() -> list[int]:
+                waves = fleet.json("/api/v1/fleet/events")["waves"]
+                return [wave["events"] for wave in waves]
+
+            becomes(events_of_waves, [2])
+            yield fleet
+
+
+@pytest.fixture(scope="module")
+def browser(fleet: RunningFleet) -> Iterator[Browser]:
+    """A browser. It starts after the instance: its event loop excludes that of ``send``."""
+    assert fleet.port
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser, fleet: RunningFleet) -> Iterator[Page]:
+    """A page that complains of nothing, and asks only its own instance."""
+    page = browser.new_context(viewport=DESK).new_page()
+    heard = PageLog(page)
+    yield page
+    page.close()
+
+    assert heard.complaints == []
+    assert heard.requests
+    assert all(url.startswith(url_of(fleet)) for url in heard.requests)
+
+
+def url_of(fleet: RunningFleet) -> str:
+    return f"http://127.0.0.1:{fleet.port}/"
+
+
+def test_page_shows_the_coming_wave_and_counts_down(page: Page, fleet: RunningFleet) -> None:
+    row = page.locator("#pending tbody tr")
+    timer = row.locator("[role=timer]")
+
+    page.goto(url_of(fleet))
+
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text("12 VMs: web_0, web_1, web_2, web_3, web_4 and 7 more")
+    expect(page).to_have_title("1 coming - fleet - notbefore")
+    expect(page.locator(".summary")).to_contain_text("Reboot of 12 VMs in web is next, not before")
+    expect(page.locator(".sinks tbody tr")).to_have_count(1)
+    expect(timer).not_to_have_text(timer.inner_text())
+
+
+def test_page_summarizes_the_last_30_days(page: Page, fleet: RunningFleet) -> None:
+    month = page.locator("#month")
+
+    page.goto(url_of(fleet))
+
+    expect(month.locator("tbody tr")).to_have_count(1)
+    expect(month).to_contain_text("1 of 2")
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE])
+def test_page_is_accessible_on_desk_and_phone(
+    page: Page, fleet: RunningFleet, viewport: ViewportSize
 ) -> None:
-    remember(tmp_path / "state")
-    tell(hub)
-    config = write_fleet_config(
-        tmp_path,
-        hub,
-        hook.url,
-        group_by=["subscription", "resource_group", "scale_set", "event_type"],
-    )
-    with RunningFleet(config, tmp_path / "state") as fleet, chromium() as browser:
-        eventually(
-            lambda: [wave["events"] for wave in fleet.json("/api/v1/fleet/events")["waves"]] == [2]
-        )
+    page.set_viewport_size(viewport)
+    page.goto(url_of(fleet))
+    expect(page.locator("#pending tbody tr")).to_have_count(1)
 
-        page = browser.new_context(viewport=DESK).new_page()
-        heard = PageLog(page)
-        url = f"http://127.0.0.1:{fleet.port}/"
-        page.goto(url)
-        row = page.locator("#pending tbody tr")
-        expect(row).to_have_count(1)
-        expect(row).to_contain_text("12 VMs: web_0, web_1, web_2, web_3, web_4 and 7 more")
-        expect(page).to_have_title("1 coming - fleet - notbefore")
-        expect(page.locator(".summary")).to_contain_text(
-            "Reboot of 12 VMs in web is next, not before"
-        )
-        month = page.locator("#month")
-        # what is older than 30 days is the report's
-        expect(month.locator("tbody tr")).to_have_count(1)
-        expect(month).to_contain_text("1 of 2")
-        expect(page.locator(".sinks tbody tr")).to_have_count(1)
-        expect(row.locator("[role=timer]")).not_to_have_text(
-            row.locator("[role=timer]").inner_text()
-        )
+    report_of_axe = Axe().run(page)
 
-        assert heard.complaints == []
-        assert all(request.startswith(url) for request in heard.requests)
+    assert report_of_axe.violations_count == 0, report_of_axe.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
-        for viewport in (DESK, PHONE):
-            page.set_viewport_size(viewport)
-            assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-            found = Axe().run(page)
-            assert found.violations_count == 0, found.generate_report()
-        page.goto(f"{url}?event_type=Freeze")
-        # what is loaded again
-        with page.expect_request(lambda one: one.url == f"{url}?event_type=Freeze"):
-            expect(row).to_have_count(0)
+
+def test_page_keeps_its_filter_when_it_refreshes(page: Page, fleet: RunningFleet) -> None:
+    filtered = f"{url_of(fleet)}?event_type=Freeze"
+
+    page.goto(filtered)
+
+    with page.expect_request(lambda request: request.url == filtered):
+        expect(page.locator("#pending tbody tr")).to_have_count(0)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from support.agent import RunningAgent, becomes, eventually, wait_for_polls
+from support.agent import RunningAgent, becomes, eventually, write_config
 from support.alertmanager import cluster_of_two
-from support.azure import STARTED, body, item
+from support.azure import FUTURE, STARTED, body, item
 from support.fleet_instance import RunningFleet, write_fleet_config
 from support.hub import Hub
 from support.peers import HttpPeer
@@ -24,7 +23,7 @@ GONE = "web_0"
 NEIGHBOR = "web_1"
 PREEMPT: dict[str, Any] = {"Resources": [GONE], "EventType": "Preempt", "DurationInSeconds": -1}
 REBOOT: dict[str, Any] = {**PREEMPT, "EventType": "Reboot"}
-PATIENCE = 30.0  # seconds from the end of the event until its incident is closed
+MAX_SECONDS_TO_CLOSE = 30.0  # from the end of the event until its incident is closed
 
 
 @contextmanager
@@ -60,13 +59,13 @@ def list_events(imds: Simulator, number: int, *events: dict[str, Any]) -> None:
 
 
 def reported_by_both(agents: tuple[RunningAgent, RunningAgent], *changes: str) -> None:
-    """Wait until both agents have reported these changes.
+    """Wait until both agents have reported exactly these changes, in any order.
 
     Each polls at its own times, so the next document may come between their polls. An agent that
     has missed a document reports other changes than a test expects.
     """
     for agent in agents:
-        agent.wait_for_changes(*changes)
+        becomes(lambda: sorted(agent.kinds), sorted(changes))
 
 
 def test_neighbor_closes_incidents_of_a_preempted_vm(
@@ -96,14 +95,14 @@ def test_neighbor_closes_incidents_of_a_preempted_vm(
 
         becomes(lambda: pager.effects, ["opened", "added", "resolved"])
         eventually(lambda: changes_at(hook) == ["announced", "started", "finished"])
-        assert time.monotonic() - ended < PATIENCE
+        assert time.monotonic() - ended < MAX_SECONDS_TO_CLOSE
         assert changes_at(chat) == ["announced", "started"]
         keys = {json.loads(request.body)["incident"] for request in hook.requests}
         assert keys == {pager.steps[0].dedup_key}
         assert pager.faults == []
 
 
-def test_neighbor_sends_nothing_of_other_events(
+def test_neighbor_sends_only_its_own_events_besides_preempts(
     imds: Simulator, hook: HttpPeer, tmp_path: Path
 ) -> None:
     with PagerDuty() as pager:
@@ -162,12 +161,15 @@ def test_neighbor_ends_alert_of_a_preempted_vm_once(
         settings = {"sinks": {"am": {"alertmanager": {"urls": urls}}}}
         agents = stack.enter_context(two_agents(imds, tmp_path, settings))
         gone, neighbor = agents
-        list_events(imds, 2, item("never-opened", **{**PREEMPT, "Resources": ["web_9"]}))
+        never_opened = {**PREEMPT, "Resources": ["web_9"], "NotBefore": FUTURE}
+        list_events(imds, 2, item("never-opened", **never_opened))
         reported_by_both(agents, "announced")
         list_events(imds, 3, item(**PREEMPT))
+        reported_by_both(agents, "announced", "canceled", "announced")
         eventually(lambda: neighbor.count("delivered", "am") == 1)
         becomes(statuses, ["firing"])
         list_events(imds, 4, item(**PREEMPT, **STARTED))
+        reported_by_both(agents, "announced", "canceled", "announced", "started")
         eventually(lambda: gone.count("delivered", "am") >= 3)
 
         gone.stop(signal.SIGKILL)
@@ -175,7 +177,7 @@ def test_neighbor_ends_alert_of_a_preempted_vm_once(
         list_events(imds, 5)
 
         becomes(lambda: statuses()[-1], "resolved")
-        assert time.monotonic() - ended < PATIENCE
+        assert time.monotonic() - ended < MAX_SECONDS_TO_CLOSE
         assert statuses() == ["firing", "resolved"]
 
 
@@ -215,7 +217,7 @@ def test_moved_route_does_not_leave_incident_open(imds: Simulator, tmp_path: Pat
         agent = RunningAgent(imds.endpoint_of(GONE), tmp_path / GONE, settings)
         stack.enter_context(agent)
         list_events(imds, 2, item(**REBOOT, **STARTED))
-        becomes(lambda: before.effects, ["opened"])
+        eventually(lambda: agent.count("delivered", "before") == 1)
 
         reload_with(agent, {"sinks": sinks, "routes": [{"sinks": ["after"]}]})
         list_events(imds, 3)
@@ -235,9 +237,7 @@ def test_restart_with_moved_route_does_not_leave_incident_open(
         settings = {"sinks": sinks, "routes": [{"sinks": ["before"]}]}
         with RunningAgent(imds.endpoint_of(GONE), tmp_path / GONE, settings) as agent:
             list_events(imds, 2, item(**REBOOT, **STARTED))
-            becomes(lambda: before.effects, ["opened"])
             eventually(lambda: agent.count("delivered", "before") == 1)
-            wait_for_polls(imds, 2)
 
         moved = {"sinks": sinks, "routes": [{"sinks": ["after"]}]}
         with RunningAgent(imds.endpoint_of(GONE), tmp_path / GONE, moved):
@@ -254,7 +254,7 @@ def test_removed_sink_is_named_when_its_event_ends(imds: Simulator, tmp_path: Pa
         agent = RunningAgent(imds.endpoint_of(GONE), tmp_path / GONE, settings)
         stack.enter_context(agent)
         list_events(imds, 2, item(**REBOOT, **STARTED))
-        becomes(lambda: before.effects, ["opened"])
+        eventually(lambda: agent.count("delivered", "before") == 1)
 
         reload_with(agent, {"sinks": {"after": pagerduty_sink(after)}})
         list_events(imds, 3)
@@ -266,7 +266,6 @@ def test_removed_sink_is_named_when_its_event_ends(imds: Simulator, tmp_path: Pa
 
 def reload_with(agent: RunningAgent, settings: dict[str, Any]) -> None:
     """Write another configuration, and let the agent read it."""
-    file = agent.state.with_name(f"{agent.state.name}.yaml")
-    file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    write_config(agent.state, settings)
     agent.process.send_signal(signal.SIGHUP)
     eventually(lambda: "configuration reloaded" in agent.log)

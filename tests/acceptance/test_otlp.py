@@ -1,6 +1,4 @@
-"""The agent with OTLP: its metrics, changes and log at a receiver, whatever that receiver does; and
-without it.
-"""
+"""The installed agent exports metrics and records over OTLP, whatever the receiver does."""
 
 import signal
 from pathlib import Path
@@ -16,12 +14,17 @@ from support.azure import FUTURE, ID, ME, body, item
 from support.peers import Answer
 
 
-def listed(receiver: Receiver) -> list[set[str]]:
-    """The events that each export names."""
-    return [
-        {value for _, labels in series(request) for name, value in labels if name == "event_id"}
-        for request in receiver.metrics
-    ]
+def exports_event(receiver: Receiver, event_id: str) -> bool:
+    """Return whether a series of an export is of this event."""
+    label = ("event_id", event_id)
+    for request in receiver.metrics:
+        if any(label in labels for _, labels in series(request)):
+            return True
+    return False
+
+
+def loaded_libraries(agent: RunningAgent) -> str:
+    return Path(f"/proc/{agent.process.pid}/maps").read_text(encoding="utf-8")
 
 
 def test_hanging_receiver_delays_neither_polls_nor_the_stop(
@@ -37,11 +40,7 @@ def test_hanging_receiver_delays_neither_polls_nor_the_stop(
             wait_for_polls(imds, 10)
             agent.wait_until_ready()
 
-            assert agent.stop() == 0  # it waits 20 s; the export would wait for five minutes
-
-
-def mapped(agent: RunningAgent) -> str:
-    return Path(f"/proc/{agent.process.pid}/maps").read_text(encoding="utf-8")
+            assert agent.stop() == 0, "the stop does not wait five minutes for the export"
 
 
 def test_otlp_is_loaded_and_stopped_by_reloads(imds: Simulator, tmp_path: Path) -> None:
@@ -49,36 +48,31 @@ def test_otlp_is_loaded_and_stopped_by_reloads(imds: Simulator, tmp_path: Path) 
         config = tmp_path / "notbefore.yaml"
         config.write_text("log: {level: info}\n", encoding="utf-8")
         with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
-            assert "google/_upb" not in mapped(agent)
-            assert (
-                agent.metric('notbefore_otlp_exports_total{result="success",signal="metrics"}')
-                is None
-            )
+            assert "google/_upb" not in loaded_libraries(agent)
+            exports = 'notbefore_otlp_exports_total{result="success",signal="metrics"}'
+            assert agent.metric(exports) is None
 
-            config.write_text(
-                yaml.safe_dump({"otlp": {"endpoint": receiver.url, "interval": "1s"}}),
-                encoding="utf-8",
-            )
+            otlp = {"endpoint": receiver.url, "interval": "1s"}
+            config.write_text(yaml.safe_dump({"otlp": otlp}), encoding="utf-8")
             agent.process.send_signal(signal.SIGHUP)
 
             eventually(lambda: receiver.metrics)
-            assert "google/_upb" in mapped(agent)
-            assert "grpc" not in mapped(agent)
+            assert "google/_upb" in loaded_libraries(agent)
+            assert "grpc" not in loaded_libraries(agent)
 
             config.write_text("log: {level: info}\n", encoding="utf-8")
             agent.process.send_signal(signal.SIGHUP)
 
-            eventually(
-                lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 2
-            )
+            reloads = 'notbefore_config_reloads_total{result="success"}'
+            eventually(lambda: agent.metric(reloads) == 2)
 
-            def quiet() -> bool:
+            def is_quiet() -> bool:
                 before = len(receiver.metrics)
-                wait_for_polls(imds, 10)  # two intervals
+                wait_for_polls(imds, 10)  # at least two intervals of the export
                 return len(receiver.metrics) == before
 
-            # the reload does not wait for a last export that takes longer than a second
-            eventually(quiet)
+            # the reload does not wait for an export that takes longer than a second
+            eventually(is_quiet)
 
 
 def test_standard_variables_complete_the_configuration(
@@ -95,27 +89,23 @@ def test_standard_variables_complete_the_configuration(
             encoding="utf-8",
         )
         with RunningAgent(imds.endpoint, tmp_path / "state", str(config)):
-            (request, *_) = eventually(lambda: receiver.requests)
-            assert request.headers["api-key"] == "k/1"
-
+            eventually(lambda: receiver.metrics)
             imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
             eventually(lambda: receiver.records)
-            eventually(lambda: {ID} in listed(receiver))  # long before the interval of a minute
+            eventually(lambda: exports_event(receiver, ID))
 
     resource = attributes(receiver.metrics[-1].resource_metrics[0].resource.attributes)
-
-    assert [resource[name] for name in ("service.name", "service.version", "team")] == [
-        "watcher",
-        "1",
-        "a",
-    ]
+    assert receiver.requests[0].headers["api-key"] == "k/1"
+    assert resource["service.name"] == "watcher"
+    assert resource["service.version"] == "1"
+    assert resource["team"] == "a"
     assert resource["host.name"] == ME
     assert resource["cloud.platform"] == "azure.vm"
-    # else the VMs of a fleet would be one series
+    # without it, the VMs of a fleet would share their series
     assert resource["service.instance.id"] == resource["host.id"]
 
 
-def test_protocol_compression_interval_and_temporality_come_from_variables(
+def test_standard_variables_set_compression_interval_and_temporality(
     imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
@@ -125,7 +115,8 @@ def test_protocol_compression_interval_and_temporality_come_from_variables(
     with Receiver() as receiver:
         config = {"otlp": {"endpoint": receiver.url}}
         with RunningAgent(imds.endpoint, tmp_path / "state", config):
-            eventually(lambda: len(receiver.requests) >= 3)  # of which the default has one
+            # the third export comes after two minutes by default
+            eventually(lambda: len(receiver.requests) >= 3, patience=60)
 
         request = receiver.requests[0]
         metrics = metrics_of(receiver.metrics[0])
@@ -155,6 +146,6 @@ def test_disabled_sdk_exports_nothing(
 
             eventually(lambda: agent.metric(dead) == 1)
 
-            assert "google/_upb" not in mapped(agent)
+            assert "google/_upb" not in loaded_libraries(agent)
 
     assert not receiver.requests

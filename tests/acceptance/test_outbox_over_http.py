@@ -1,6 +1,4 @@
-"""``notbefore outbox`` with ``--url``, and ``/api/v1/outbox`` of a running agent with TLS and a
-password.
-"""
+"""``notbefore outbox --url`` and ``/api/v1/outbox`` show the outbox over TLS, with a password."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ import trustme
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, notbefore, write_config
+from support.agent import PATIENCE, RunningAgent, eventually, notbefore, write_config
 from support.azure import FUTURE, body, item
 from support.json_output import parsed_output
 from support.peers import Answer, HttpPeer
@@ -59,6 +57,7 @@ def agent(directory: Path) -> Iterator[RunningAgent]:
         ).without_waiting() as agent:
             imds.set_document(body(item("e", NotBefore=FUTURE)))
             eventually(lambda: agent.log.count("refused `announced`") == 2)
+            agent.wait_until_listening()
             yield agent
 
 
@@ -67,36 +66,36 @@ def ask(agent: RunningAgent, directory: Path, query: str) -> requests.Response:
         f"https://localhost:{agent.port}/api/v1/outbox{query}",
         auth=("reader", PASSWORD),
         verify=str(directory / "ca.pem"),
-        timeout=20,
+        timeout=PATIENCE,
     )
 
 
 def deliveries(agent: RunningAgent, directory: Path, query: str = "") -> list[dict[str, Any]]:
     response = ask(agent, directory, query)
     assert response.status_code == 200, response.text
-    found: list[dict[str, Any]] = response.json()["deliveries"]
-    return found
+    rows: list[dict[str, Any]] = response.json()["deliveries"]
+    return rows
 
 
 def address(agent: RunningAgent, directory: Path) -> tuple[str, ...]:
-    """The options for the agent's address, its certificate and the password."""
+    """Return the options for the agent's address, its certificate and the password."""
     url = ("--url", f"https://localhost:{agent.port}", "--ca-file", str(directory / "ca.pem"))
     return (*url, "--user", "reader", "--password-file", str(directory / "password"))
 
 
 def without_age(table: str) -> list[list[str]]:
-    """The cells of each row, without the sixth: the age grows between two commands."""
+    """Return the cells of each row without the sixth, because the age grows."""
     rows = [line.split() for line in table.splitlines()]
     return [row[:5] + row[6:] for row in rows]
 
 
 def without_times(shown: str) -> list[str]:
-    """The lines without the three times, which may differ by a millisecond: they are rounded."""
+    """Return the lines without the three times, which are rounded to milliseconds."""
     times = ("created", "due", "expires")
     return [line for line in shown.splitlines() if not line.strip(' "').startswith(times)]
 
 
-def test_list_with_url_prints_what_list_with_the_socket_prints(
+def test_list_with_url_prints_the_same_as_with_the_socket(
     agent: RunningAgent, directory: Path
 ) -> None:
     by_socket = notbefore("outbox", "list", "--state-dir", str(agent.state))
@@ -122,11 +121,11 @@ def test_list_with_url_refuses_an_unknown_sink(agent: RunningAgent, directory: P
     assert "the outbox has no delivery for 'none'" in refused.stderr
 
 
-def test_show_with_url_prints_what_show_with_the_socket_prints(
+def test_show_with_url_prints_the_same_as_with_the_socket(
     agent: RunningAgent, directory: Path
 ) -> None:
-    first, second = (delivery["delivery_id"] for delivery in deliveries(agent, directory))
-    prefixes = (first[:6], first, second[:6])  # two of one delivery: it is printed once
+    first, second = [delivery["delivery_id"] for delivery in deliveries(agent, directory)]
+    prefixes = (first[:6], first, second[:6])  # a delivery that is named twice is printed once
     by_socket = notbefore("outbox", "show", *prefixes, "--state-dir", str(agent.state))
 
     by_url = notbefore("outbox", "show", *prefixes, *address(agent, directory))
@@ -188,7 +187,7 @@ def test_outbox_api_returns_the_record_of_one_delivery(
 def test_outbox_api_requires_the_password(agent: RunningAgent, directory: Path) -> None:
     url = f"https://localhost:{agent.port}/api/v1/outbox"
 
-    response = requests.get(url, verify=str(directory / "ca.pem"), timeout=20)
+    response = requests.get(url, verify=str(directory / "ca.pem"), timeout=PATIENCE)
 
     assert response.status_code == 401
     assert "announced" not in response.text
@@ -214,7 +213,7 @@ def test_outbox_api_changes_nothing(agent: RunningAgent, directory: Path) -> Non
         f"https://localhost:{agent.port}/api/v1/outbox?id=0",
         auth=("reader", PASSWORD),
         verify=str(directory / "ca.pem"),
-        timeout=20,
+        timeout=PATIENCE,
     )
 
     assert response.status_code == 405

@@ -1,10 +1,8 @@
-"""The recipes of docs/switching.md, run: its configurations, its handler, and for users of
-azure-scheduledevents-manager their drain commands, variables and probe.
-"""
+"""The configurations, the handler and the drain commands of docs/switching.md work."""
 
 import os
 import re
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +12,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, get, notbefore
-from support.azure import FUTURE, ME, PEER, body, item
+from support.agent import RunningAgent, eventually, get, notbefore, run
+from support.azure import FUTURE, ME, PEER, STARTED, body, item
 from support.needs import needs
 from support.peers import HttpPeer
 
@@ -23,10 +21,8 @@ ROOT: Final = Path(__file__).parents[2]
 SCRIPT: Final = ROOT / "config" / "commands" / "webdevops.sh"
 PENDING: Final = "/readyz?pending=Reboot,Redeploy,Preempt,Terminate"
 VARIABLES: Final = ("ID", "SOURCE", "STATUS", "TYPE", "NOTBEFORE", "RESOURCES", "RESOURCETYPE")
-
-
 PAGE: Final = (ROOT / "docs" / "switching.md").read_text(encoding="utf-8")
-# those of users of webdevops are parts of a file
+# the examples for users of webdevops are only parts of a file
 WHOLE_FILES: Final = re.findall(r"```yaml\n(.*?)```", PAGE[: PAGE.index("## webdevops")], re.DOTALL)
 SECRETS: Final = {
     "hub-key": "Endpoint=sb://fleet.servicebus.windows.net/;SharedAccessKeyName=send;"
@@ -38,8 +34,8 @@ SECRETS: Final = {
 
 def section(heading: str, language: str) -> str:
     """Return the last example in a language below a heading."""
-    text = PAGE[PAGE.index(f"## {heading}\n") :]
-    text = text[: text.index("\n## ", 1)]
+    begin = PAGE.index(f"## {heading}\n")
+    text, _, _ = PAGE[begin:].partition("\n## ")
     *_, example = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
     return str(example)
 
@@ -86,10 +82,16 @@ def test_handler_of_the_page_prepares_and_recovers(imds: Simulator, tmp_path: Pa
     event = item("E-1", EventType="Reboot", NotBefore=FUTURE)
     started = {**event, "EventStatus": "Started", "NotBefore": ""}
 
+    documents = (
+        body(event, incarnation=2),
+        body(started, incarnation=3),
+        body(incarnation=4),
+    )
+
     with RunningAgent(imds.endpoint, tmp_path / "state", values) as agent:
-        for incarnation, listed in enumerate(([event], [started], []), start=2):
-            imds.set_document(body(*listed, incarnation=incarnation))
-            eventually(lambda: agent.count("delivered", "handler") == incarnation - 1)
+        for step, document in enumerate(documents, start=1):
+            imds.set_document(document)
+            eventually(lambda: agent.count("delivered", "handler") == step)
 
     assert handled.read_text(encoding="utf-8").splitlines() == [
         "prepare for Reboot E-1",
@@ -122,96 +124,120 @@ def test_gateway_of_the_page_gets_the_text_format_of_prometheus(
     assert sample.value == 1
 
 
-def recipe(directory: Path) -> str:
-    """The configuration of the page, with commands that write down the variables of the manager
-    that they see.
-    """
-    needs("grep")
-    text = (ROOT / "docs" / "switching.md").read_text(encoding="utf-8")
-    (found,) = re.findall(r"## Drain commands.*?```yaml\n(.*?)```", text, re.DOTALL)
-    values = yaml.safe_load(found)
-    settings = values["sinks"]["drain"]["command"]
-    assert Path(settings["command"][0]).relative_to(
-        "/opt/notbefore/share/notbefore"
-    ) == SCRIPT.relative_to(ROOT / "config")
-    seen = directory / "seen"
-    settings["command"] = [
-        str(SCRIPT),
-        f"(echo drain; env | grep ^EVENT_ | sort) >>{seen}",
-        f"(echo uncordon; env | grep ^EVENT_ | sort) >>{seen}",
-    ]
-    file = directory / "notbefore.yml"
-    file.write_text(yaml.safe_dump(values), encoding="utf-8")
-    return str(file)
+class Manager:
+    """An agent with the drain commands of the page, which write their variables to a file."""
 
-
-def test_drain_and_uncordon_run_with_the_variables_of_the_manager(
-    imds: Simulator, tmp_path: Path
-) -> None:
-    event = item("E-1", EventType="Reboot", NotBefore=FUTURE, Resources=[ME, PEER])
-    seen = tmp_path / "seen"
-
-    def lines() -> list[str]:
-        return seen.read_text(encoding="utf-8").splitlines() if seen.exists() else []
-
-    with RunningAgent(imds.endpoint, tmp_path / "state", recipe(tmp_path)) as agent:
-        eventually(lambda: get(agent.port, PENDING)[0] == 200)
-
-        imds.set_document(body(event, incarnation=2))
-
-        eventually(lambda: get(agent.port, PENDING)[0] == 503)
-        eventually(lambda: len(lines()) == 1 + len(VARIABLES))
-        assert lines() == [
-            "drain",
-            "EVENT_ID=E-1",
-            f"EVENT_NOTBEFORE={FUTURE}",
-            f"EVENT_RESOURCES={ME} {PEER}",
-            "EVENT_RESOURCETYPE=VirtualMachine",
-            "EVENT_SOURCE=Platform",
-            "EVENT_STATUS=Scheduled",
-            "EVENT_TYPE=Reboot",
+    def __init__(self, imds: Simulator, directory: Path) -> None:
+        needs("grep")
+        self._file = directory / "commands"
+        values = yaml.safe_load(section("Drain commands", "yaml"))
+        self.command: list[str] = values["sinks"]["drain"]["command"]["command"]
+        values["sinks"]["drain"]["command"]["command"] = [
+            str(SCRIPT),
+            f"(echo drain; env | grep ^EVENT_ | sort) >>{self._file}",
+            f"(echo uncordon; env | grep ^EVENT_ | sort) >>{self._file}",
         ]
+        self.agent = RunningAgent(imds.endpoint, directory / "state", values)
 
-        imds.set_document(body({**event, "EventStatus": "Started", "NotBefore": ""}, incarnation=3))
-        eventually(lambda: agent.json("/api/v1/events")["events"][0]["event_status"] == "Started")
-        assert get(agent.port, PENDING)[0] == 503
+    @property
+    def lines(self) -> list[str]:
+        """The name of each command that ran, followed by its variables."""
+        if not self._file.exists():
+            return []
+        return self._file.read_text(encoding="utf-8").splitlines()
 
-        imds.set_document(body(incarnation=4))
+    def waits_for_probe(self, status: int) -> None:
+        """Wait until the probe for pending events of the drained types has this status."""
+        eventually(lambda: get(self.agent.port, PENDING)[0] == status)
 
-        eventually(lambda: lines()[-1] == "uncordon")
-        eventually(lambda: get(agent.port, PENDING)[0] == 200)
-        assert lines().count("drain") == 1, (
-            "the start of an event that was announced starts no second drain"
-        )
-        assert get(agent.port, "/readyz?pending=drain")[0] == 400
 
-        others = (
-            item("E-2", NotBefore=FUTURE),
-            item("E-3", EventType="Reboot", NotBefore=FUTURE, Resources=[PEER]),
-        )
-        imds.set_document(body(*others, incarnation=5))
-        agent.wait_for_changes("announced", "started", "finished", "announced", "announced")
+@pytest.fixture
+def manager(imds: Simulator, tmp_path: Path) -> Iterator[Manager]:
+    manager = Manager(imds, tmp_path)
+    with manager.agent:
+        yield manager
 
-        eventually(lambda: get(agent.port, PENDING)[0] == 200)
 
-        at_first_sight = item("E-4", EventType="Redeploy", EventStatus="Started", NotBefore="")
-        imds.set_document(body(*others, at_first_sight, incarnation=6))
+REBOOT: Final = item("E-1", EventType="Reboot", NotBefore=FUTURE, Resources=[ME, PEER])
 
-        eventually(lambda: lines()[-1] == "EVENT_TYPE=Redeploy")
 
-        found = dict(line.split("=", 1) for line in lines()[-len(VARIABLES) :])
+def test_page_names_the_script_where_it_is_installed(manager: Manager) -> None:
+    installed = Path(manager.command[0]).relative_to("/opt/notbefore/share/notbefore")
 
-        assert found["EVENT_ID"] == "E-4"
-        assert found["EVENT_STATUS"] == "Started"
-        assert found["EVENT_NOTBEFORE"] == ""
-        assert lines().count("drain") == 2, "a Freeze, and what affects another VM, are left alone"
+    assert installed == SCRIPT.relative_to(ROOT / "config")
+
+
+def test_drain_runs_with_the_variables_of_the_manager(imds: Simulator, manager: Manager) -> None:
+    manager.waits_for_probe(200)
+
+    imds.set_document(body(REBOOT, incarnation=2))
+
+    manager.waits_for_probe(503)
+    eventually(lambda: len(manager.lines) == 1 + len(VARIABLES))
+    assert manager.lines == [
+        "drain",
+        "EVENT_ID=E-1",
+        f"EVENT_NOTBEFORE={FUTURE}",
+        f"EVENT_RESOURCES={ME} {PEER}",
+        "EVENT_RESOURCETYPE=VirtualMachine",
+        "EVENT_SOURCE=Platform",
+        "EVENT_STATUS=Scheduled",
+        "EVENT_TYPE=Reboot",
+    ]
+
+
+def test_uncordon_runs_at_the_end_after_a_single_drain(imds: Simulator, manager: Manager) -> None:
+    agent = manager.agent
+    imds.set_document(body(REBOOT, incarnation=2))
+    agent.wait_for_changes("announced")
+    imds.set_document(body({**REBOOT, **STARTED}, incarnation=3))
+    agent.wait_for_changes("announced", "started")
+    manager.waits_for_probe(503)
+
+    imds.set_document(body(incarnation=4))
+
+    eventually(lambda: manager.lines[-1:] == ["uncordon"])
+    manager.waits_for_probe(200)
+    assert manager.lines.count("drain") == 1
+
+
+def test_drain_runs_at_the_start_of_an_unannounced_event(imds: Simulator, manager: Manager) -> None:
+    started = item("E-4", EventType="Redeploy", **STARTED)
+
+    imds.set_document(body(started, incarnation=2))
+
+    eventually(lambda: len(manager.lines) == 1 + len(VARIABLES))
+    variables = dict(line.split("=", 1) for line in manager.lines[1:])
+    assert variables["EVENT_ID"] == "E-4"
+    assert variables["EVENT_STATUS"] == "Started"
+    assert variables["EVENT_NOTBEFORE"] == ""
+    assert variables["EVENT_TYPE"] == "Redeploy"
+
+
+def test_freeze_and_event_of_another_vm_are_not_drained(imds: Simulator, manager: Manager) -> None:
+    freeze = item("E-2", NotBefore=FUTURE)
+    elsewhere = item("E-3", EventType="Reboot", NotBefore=FUTURE, Resources=[PEER])
+    imds.set_document(body(freeze, elsewhere, incarnation=2))
+    manager.agent.wait_for_changes("announced", "announced")
+    manager.waits_for_probe(200)
+
+    # once this event is drained, the others would be too
+    imds.set_document(body(freeze, elsewhere, REBOOT, incarnation=3))
+
+    eventually(lambda: manager.agent.count("delivered", "drain") == 1)
+    assert [line for line in manager.lines if line.startswith("EVENT_ID=")] == ["EVENT_ID=E-1"]
+
+
+def test_probe_refuses_an_unknown_event_type(manager: Manager) -> None:
+    status, _ = get(manager.agent.port, "/readyz?pending=drain")
+
+    assert status == 400
 
 
 def test_switching_script_names_the_commands_that_it_expects() -> None:
     assert os.access(SCRIPT, os.X_OK)
 
-    done = subprocess.run(
-        [SCRIPT, "drain"], capture_output=True, text=True, check=False, timeout=20
-    )
+    done = run(SCRIPT, "drain")
+
     assert done.returncode == 64
     assert "expected two commands" in done.stderr

@@ -1,6 +1,4 @@
-"""What the agent says to systemd: the installed command with a NOTIFY_SOCKET that is the test's
-own.
-"""
+"""The installed agent notifies systemd, whose socket is simulated."""
 
 import os
 import signal
@@ -19,8 +17,8 @@ from support.agent import PATIENCE, RunningAgent, eventually
 
 WATCHDOG = 2.0  # seconds
 
-# an agent whose polling thread hangs once there is a file `hang`, and which notices after a second
-# instead of twenty
+# an agent whose polling thread hangs once there is a file `hang`; it notices after a second instead
+# of twenty
 HANGING = """
 import os, sys, threading
 import notbefore.agent.polling
@@ -54,7 +52,7 @@ class Manager:
         self.received: list[str] = []
 
     def listen(self) -> list[str]:
-        """All assignments up to now."""
+        """Return all assignments up to now."""
         with suppress(TimeoutError):
             while True:
                 self.received += self.socket.recv(4096).decode().splitlines()
@@ -86,37 +84,34 @@ def test_systemd_is_notified_of_ready_alive_reloading_and_stopping(
         assert "READY=1" in received[reloading:]
 
         agent.stop()
+
         assert manager.listen()[-2:] == ["STOPPING=1", "STATUS=stopping"]
 
 
 def test_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path) -> None:
     manager = Manager(str(tmp_path / "notify"), 0.4)
-    words = (
-        "run",
-        "--imds",
-        imds.endpoint,
-        "--state-dir",
-        str(tmp_path),
-        "--listen",
-        "127.0.0.1:0",
-    )
+    words = ["run", "--imds", imds.endpoint, "--state-dir", str(tmp_path)]
+    words += ["--listen", "127.0.0.1:0"]
     environment = {**os.environ, **manager.environment, "NOTBEFORE_IMDS__INTERVAL": "200ms"}
     agent = subprocess.Popen([sys.executable, "-c", HANGING, *words], env=environment, cwd=tmp_path)
+
+    def names_old_answer() -> bool:
+        return any(line.startswith("STATUS=") and "old" in line for line in manager.listen())
+
+    def is_starving() -> bool:
+        before = manager.listen().count("WATCHDOG=1")
+        time.sleep(0.8)  # the silence itself: two intervals of the watchdog
+        return manager.listen().count("WATCHDOG=1") == before
+
     try:
-        eventually(lambda: manager.has("WATCHDOG=1") and manager.has("STATUS=0 events listed"))
+        eventually(lambda: manager.has("WATCHDOG=1"))
+        eventually(lambda: manager.has("STATUS=0 events listed"))
 
         (tmp_path / "hang").touch()
 
-        def starved() -> bool:
-            before = manager.listen().count("WATCHDOG=1")
-            time.sleep(0.8)  # two whole intervals of the watchdog: the silence itself
-            return manager.listen().count("WATCHDOG=1") == before
-
-        eventually(
-            lambda: any(line.startswith("STATUS=") and "old" in line for line in manager.listen())
-        )
-        eventually(starved)
-        assert agent.poll() is None, "it lives on: ending it is systemd's part"
+        eventually(names_old_answer)
+        eventually(is_starving)
+        assert agent.poll() is None, "systemd ends the agent, not the agent itself"
     finally:
         agent.terminate()
         agent.wait(PATIENCE)
@@ -132,7 +127,7 @@ def test_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path
         {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"},
     ],
 )
-def test_notifier_sends_nothing_without_systemd_or_for_another_process(
+def test_notifier_sends_nothing_when_systemd_does_not_wait_for_it(
     environment: dict[str, str],
 ) -> None:
     notifier = SystemdNotifier(environment)
