@@ -25,6 +25,8 @@ LIMIT = 5.0  # seconds in which an exchange with that timeout ends on a busy mac
 DRIP = 0.05  # seconds between two pieces, much less than the timeout of a socket
 ENOUGH = 1_000  # pieces, which take much longer than any timeout
 JSON = {"Content-Type": "application/json"}
+# on a busy machine, the server may also send nothing within the timeout of a socket
+TIMED_OUT = r"no complete answer within 0\.5 s|timed out"
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def dripping(start: bytes, piece: bytes) -> Talk:
 def test_dripped_answer_ends_at_the_timeout(http: Http, start: bytes, piece: bytes) -> None:
     with serving(dripping(start, piece)) as (url, _):
         started = time.monotonic()
-        with pytest.raises(SendError, match=r"no complete answer within 0\.5 s") as raised:
+        with pytest.raises(SendError, match=TIMED_OUT) as raised:
             http.post(url, JSON)
         seconds = time.monotonic() - started
 
@@ -76,7 +78,7 @@ def test_proxy_that_drips_ends_at_the_timeout(http: Http, monkeypatch: pytest.Mo
         monkeypatch.setenv("HTTPS_PROXY", proxy)
         monkeypatch.setenv("NO_PROXY", "")
         started = time.monotonic()
-        with pytest.raises(SendError, match=r"no complete answer within 0\.5 s"):
+        with pytest.raises(SendError, match=TIMED_OUT):
             http.post("https://hook.invalid/", JSON)
         seconds = time.monotonic() - started
 
@@ -102,7 +104,7 @@ def test_kept_connection_is_used_again_until_a_timeout(http: Http) -> None:
     with serving(answer(), answer(), drip, answer()) as (url, heads):
         http.post(url, JSON)
         http.post(url, JSON)
-        with pytest.raises(SendError, match="no complete answer"):
+        with pytest.raises(SendError, match=TIMED_OUT):
             http.post(url, JSON)
         response = http.post(url, JSON)
 
@@ -138,7 +140,7 @@ def test_slow_answer_after_a_quick_one_ends_at_its_own_timeout(
             for thread in deadline_threads():
                 thread.join(LIMIT)
         started = time.monotonic()
-        with pytest.raises(SendError, match=r"no complete answer within 0\.5 s"):
+        with pytest.raises(SendError, match=TIMED_OUT):
             http.post(url, JSON)
         seconds = time.monotonic() - started
 
@@ -380,7 +382,7 @@ def test_dripped_answer_over_tls_ends_at_the_timeout(authority: trustme.CA, tmp_
         peer.default = Answer(how="drip")
 
         started = time.monotonic()
-        with pytest.raises(SendError, match=r"no complete answer within 0\.5 s"):
+        with pytest.raises(SendError, match=TIMED_OUT):
             client.post(peer.url, JSON)
         seconds = time.monotonic() - started
         client.close()
