@@ -512,6 +512,15 @@ def locked(directory: Path) -> int:
     return descriptor
 
 
+def is_free(directory: Path) -> bool:
+    """Return whether no process has locked a directory."""
+    try:
+        os.close(locked(directory))
+    except BlockingIOError:
+        return False
+    return True
+
+
 def test_commands_do_not_inherit_the_lock_of_the_agent(
     tmp_path: Path, owner: Owner, start: Start
 ) -> None:
@@ -543,9 +552,7 @@ def test_courier_holds_the_lock_of_its_agent_until_it_ends(
         locked(tmp_path)
 
     os.kill(courier, signal.SIGKILL)
-    eventually(lambda: has_ended(courier))
-
-    os.close(locked(tmp_path))
+    eventually(lambda: is_free(tmp_path))
 
 
 def test_courier_gets_the_settings_that_it_needs() -> None:
