@@ -25,8 +25,6 @@ LIMIT = 5.0  # seconds in which an exchange with that timeout ends on a busy mac
 DRIP = 0.05  # seconds between two pieces, much less than the timeout of a socket
 ENOUGH = 1_000  # pieces, which take much longer than any timeout
 JSON = {"Content-Type": "application/json"}
-# on a busy machine, the server may also send nothing within the timeout of a socket
-TIMED_OUT = r"no complete answer within 0\.5 s|timed out"
 
 
 @pytest.fixture
@@ -63,7 +61,7 @@ def dripping(start: bytes, piece: bytes) -> Talk:
 def test_dripped_answer_ends_at_the_timeout(http: Http, start: bytes, piece: bytes) -> None:
     with serving(dripping(start, piece)) as (url, _):
         started = time.monotonic()
-        with pytest.raises(SendError, match=TIMED_OUT) as raised:
+        with pytest.raises(SendError, match=r"no complete answer within 0\.5 s") as raised:
             http.post(url, JSON)
         seconds = time.monotonic() - started
 
@@ -73,14 +71,16 @@ def test_dripped_answer_ends_at_the_timeout(http: Http, start: bytes, piece: byt
 
 # Python closes a socket whose connection ends as TLS begins only with the frames of the error
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_proxy_that_drips_ends_at_the_timeout(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_that_drips_ends_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    http = Http(3.0)  # a silence of a quarter of that also ends the attempt
     with serving(dripping(b"HTTP/1.1 200 Connection established\r\nX-Slow: ", b"x")) as (proxy, _):
         monkeypatch.setenv("HTTPS_PROXY", proxy)
         monkeypatch.setenv("NO_PROXY", "")
         started = time.monotonic()
-        with pytest.raises(SendError, match=TIMED_OUT):
+        with pytest.raises(SendError, match="no complete answer within 3 s"):
             http.post("https://hook.invalid/", JSON)
         seconds = time.monotonic() - started
+    http.close()
 
     assert seconds < LIMIT
 
@@ -104,7 +104,7 @@ def test_kept_connection_is_used_again_until_a_timeout(http: Http) -> None:
     with serving(answer(), answer(), drip, answer()) as (url, heads):
         http.post(url, JSON)
         http.post(url, JSON)
-        with pytest.raises(SendError, match=TIMED_OUT):
+        with pytest.raises(SendError, match="no complete answer"):
             http.post(url, JSON)
         response = http.post(url, JSON)
 
@@ -140,7 +140,7 @@ def test_slow_answer_after_a_quick_one_ends_at_its_own_timeout(
             for thread in deadline_threads():
                 thread.join(LIMIT)
         started = time.monotonic()
-        with pytest.raises(SendError, match=TIMED_OUT):
+        with pytest.raises(SendError, match=r"no complete answer within 0\.5 s"):
             http.post(url, JSON)
         seconds = time.monotonic() - started
 
@@ -382,7 +382,7 @@ def test_dripped_answer_over_tls_ends_at_the_timeout(authority: trustme.CA, tmp_
         peer.default = Answer(how="drip")
 
         started = time.monotonic()
-        with pytest.raises(SendError, match=TIMED_OUT):
+        with pytest.raises(SendError, match=r"no complete answer within 0\.5 s"):
             client.post(peer.url, JSON)
         seconds = time.monotonic() - started
         client.close()

@@ -415,8 +415,8 @@ def _put_in_order(rows: dict[str, Delivery], row: Delivery) -> None:
     # it was moved from another sink, or another part, with its ``seq``
     in_order = sorted(rows.values(), key=_seq)
     rows.clear()
-    for moved in in_order:
-        rows[moved.delivery_id] = moved
+    for delivery in in_order:
+        rows[delivery.delivery_id] = delivery
 
 
 def _seq(row: Delivery) -> int:

@@ -375,9 +375,10 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
         now: datetime,
         interval: float | None = None,
     ) -> Self:
-        """Return the heartbeat at ``now``; ``None``: the VM is not known.
+        """Return the heartbeat at ``now``.
 
-        ``listed``: the EventIds of the listed events. ``interval`` in seconds.
+        ``vm``: ``None`` if the VM is not known. ``listed``: the EventIds of the listed events.
+        ``interval`` in seconds.
         """
         heartbeat = cls(
             time=now,

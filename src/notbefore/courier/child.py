@@ -19,7 +19,7 @@ if sys.platform == "win32":
         """Start a module as a process, and send it the data of ``end``.
 
         A socket cannot be its standard input. The process has a console of its own, so that Ctrl-C
-        reaches only the agent, which ends the courier.
+        reaches only the agent. The process ends when its socket is closed.
         """
         process = subprocess.Popen(  # noqa: S603 - our own module
             _command(module),
@@ -42,8 +42,9 @@ else:
     ) -> subprocess.Popen[bytes]:
         """Start a module as a process, with ``end`` as its standard input.
 
-        It has a process group of its own, so that Ctrl-C reaches only the agent, which ends the
-        courier. ``lock``: a file descriptor that it inherits; the programs that it starts do not.
+        It has a process group of its own, so that Ctrl-C reaches only the agent. It ends when its
+        socket is closed. ``lock``: a file descriptor that it inherits; the programs that it starts
+        do not.
         """
         inherited: list[int] = []
         if lock is not None:

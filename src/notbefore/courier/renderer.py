@@ -20,7 +20,7 @@ from notbefore.courier.child import take_socket
 from notbefore.courier.frames import FrameSocket, wait_for_frame
 
 MAX_MEMORY: Final = 128 * 1024 * 1024  # bytes of data
-MAX_WORK: Final = MAX_SECONDS + 1  # seconds of work on one text; the template itself keeps one
+MAX_WORK: Final = MAX_SECONDS + 1  # seconds of work on one text, if its own bound does not hold
 NO_VALUES: Final[Mapping[str, Any]] = {"links": {}, "record": {}}
 LONG_WAIT: Final = 60.0  # seconds
 

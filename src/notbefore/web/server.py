@@ -32,7 +32,8 @@ except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
     resource = None  # type: ignore[assignment]  # Windows has no such limit
 
 WORKERS: Final = 4  # threads that answer requests; one of them may be checking a password
-MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows selects 512 sockets
+# without ``poll``, on Windows, ``select`` accepts 512 sockets
+MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300
 MIN_CONNECTIONS: Final = 10  # even if fewer files may be open
 OTHER_FILES: Final = 256  # open files that are not connections
 FEW: Final = 0.9  # of the most connections; above that, those that wait longest are closed
