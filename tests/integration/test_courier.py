@@ -281,21 +281,20 @@ def test_sink_that_asks_for_a_pause_gets_no_delivery_until_then(owner: Owner) ->
             return Receipt()
         raise SendError("429", retry_after=60.0)
 
-    owner.add(*map(str, range(30)))
-    owner.add("x", sink="other")
+    owner.add("0")
     sinks = {"chat": Recording(act), "other": Recording()}
 
     with CourierThreads(owner, orders(*sinks), lambda name: sinks[name]) as courier:
+        courier.to_end()  # so all others of the batch are sent at once
+        owner.add(*map(str, range(1, 30)))
+        owner.add("x", sink="other")
         courier.to_end()
 
-    sent = sinks["chat"].sent
-    assert sent[:2] == ["0", "1"]
-    # on a busy machine, a few may be on their way to the courier when the receiver asks for a pause
-    assert len(sent) <= 5
+    assert sinks["chat"].sent == ["0", "1"]
     assert sinks["other"].sent == ["x"]
     assert owner.left == dict.fromkeys(map(str, range(1, 30)), "pending")
     # those that were returned did not fail
-    assert sum(row.attempts for row in owner.rows) == len(sent) - 1
+    assert sum(row.attempts for row in owner.rows) == 1
     assert owner.next_due() > 50
 
 

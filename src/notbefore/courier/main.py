@@ -9,7 +9,7 @@ courier.
 
 import socket
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -27,6 +27,7 @@ from notbefore.courier.worker import Worker
 from notbefore.net.redact import Redactor
 
 if TYPE_CHECKING:
+    from notbefore.core.delivery import Delivery
     from notbefore.courier.templates import TemplateRenderer
 
 GATHER_SECONDS: Final = 0.005  # between two reports with results
@@ -82,8 +83,11 @@ class Courier:
 
     def _distribute(self, batch: Batch) -> None:
         ahead = time.time() - batch.time
+        by_sink: defaultdict[str, list[Delivery]] = defaultdict(list)
         for delivery in batch.deliveries:
-            self._workers[delivery.sink].give(delivery, ahead)
+            by_sink[delivery.sink].append(delivery)
+        for sink, deliveries in by_sink.items():
+            self._workers[sink].give(deliveries, ahead)
 
     def _report(self) -> None:
         """Report results and how many deliveries the sinks may have, unless the last report was

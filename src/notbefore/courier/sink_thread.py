@@ -2,11 +2,10 @@
 result.
 """
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -73,7 +72,8 @@ class SinkThread:
         self._redact = redact
         self._sink: Sink | None = None
         self._templates: Templates | None = None
-        self._queue: queue.SimpleQueue[QueuedDelivery] = queue.SimpleQueue()
+        self._queue: deque[QueuedDelivery] = deque()  # guarded by ``_queue_grew``
+        self._queue_grew = threading.Condition()
         self._queued_count = 0  # of all deliveries so far; only the main thread changes it
         self._ended_count = 0  # of all deliveries so far; only the thread itself changes it
         self._attempt: Attempt | None = None  # the present one
@@ -92,10 +92,15 @@ class SinkThread:
         attempt = self._attempt
         return attempt is not None and time.monotonic() - attempt.started > SLOW
 
-    def give(self, queued: QueuedDelivery) -> None:
-        """Queue a delivery."""
-        self._queued_count += 1
-        self._queue.put(queued)
+    def give(self, share: Collection[QueuedDelivery]) -> None:
+        """Queue its share of a batch, all at once.
+
+        So a receiver that asks for a pause gets nothing more of this batch.
+        """
+        self._queued_count += len(share)
+        with self._queue_grew:
+            self._queue.extend(share)
+            self._queue_grew.notify()
 
     def take_back(self) -> list[SendResult]:
         """Return the deliveries that it has not begun to send."""
@@ -126,11 +131,17 @@ class SinkThread:
 
     def _run(self) -> None:
         while True:
-            result = self._result_of(self._queue.get())
+            result = self._result_of(self._next())
             self._end(result)
             if result.retry_after or not self.is_quick:
                 # the receiver wants a pause, or has become slow: the outbox chooses again
                 self._return_queued()
+
+    def _next(self) -> QueuedDelivery:
+        """Wait for a delivery, and take it out of the queue."""
+        with self._queue_grew:
+            self._queue_grew.wait_for(lambda: self._queue)
+            return self._queue.popleft()
 
     def _end(self, result: SendResult) -> None:
         self._ended_count += 1
@@ -140,11 +151,12 @@ class SinkThread:
         for queued in self._drained():
             self._end(SendResult(queued.delivery.delivery_id, "returned"))
 
-    def _drained(self) -> Iterator[QueuedDelivery]:
-        """Take all deliveries out of the queue, and yield them."""
-        with suppress(queue.Empty):
-            while True:
-                yield self._queue.get_nowait()
+    def _drained(self) -> list[QueuedDelivery]:
+        """Take all deliveries out of the queue."""
+        with self._queue_grew:
+            drained = list(self._queue)
+            self._queue.clear()
+        return drained
 
     def _result_of(self, queued: QueuedDelivery) -> SendResult:
         """Attempt a delivery."""

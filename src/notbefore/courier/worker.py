@@ -7,7 +7,7 @@ the largest number of threads. The outbox gives one delivery of an event at a ti
 order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, Final
 
 from notbefore.config.sinks import Messages, SinkConfig
@@ -77,16 +77,20 @@ class Worker:
         """How often a template of the user's has failed."""
         return self._results.template_failures
 
-    def give(self, delivery: Delivery, ahead: float) -> None:
-        """Send a delivery.
+    def give(self, deliveries: Iterable[Delivery], ahead: float) -> None:
+        """Send the deliveries of a batch.
 
         ``ahead``: seconds by which this machine's clock is ahead of the agent's time.
         """
-        thread = self._free_thread()
-        if thread is None:  # an attempt has become slow since ``limit`` was reported
-            self._report(SendResult(delivery.delivery_id, "returned"))
-        else:
-            thread.give(QueuedDelivery(delivery, ahead))
+        shares: dict[SinkThread, list[QueuedDelivery]] = {}
+        for delivery in deliveries:
+            thread = self._free_thread(shares)
+            if thread is None:  # an attempt has become slow since ``limit`` was reported
+                self._report(SendResult(delivery.delivery_id, "returned"))
+            else:
+                shares.setdefault(thread, []).append(QueuedDelivery(delivery, ahead))
+        for thread, share in shares.items():
+            thread.give(share)
 
     def watch(self) -> list[SendResult]:
         """Return failures of attempts that hang, and return what waits behind slow attempts."""
@@ -99,10 +103,13 @@ class Worker:
                 results += thread.take_back()
         return results
 
-    def _free_thread(self) -> SinkThread | None:
-        """Return a thread for the next delivery; ``None`` if all are busy and no more may start."""
+    def _free_thread(self, chosen: Container[SinkThread]) -> SinkThread | None:
+        """Return a thread for the next delivery; ``None`` if all are busy and no more may start.
+
+        ``chosen``: those that were chosen for others of this batch.
+        """
         for thread in self._threads:
-            if thread.is_idle:
+            if thread.is_idle and thread not in chosen:
                 return thread
         settings = self._config.settings
         if not settings.ONCE:
