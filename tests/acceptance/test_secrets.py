@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from base64 import b64encode
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,14 +183,27 @@ def wait_for_failures(agent: RunningAgent, sinks: set[str]) -> None:
     eventually(have_all_failed, patience=480)
 
 
+def of_the_courier(agent: RunningAgent, file: str) -> bytes:
+    """Read a file of the courier's in ``/proc``.
+
+    The agent may replace the courier at any time, because some of these sinks hang.
+    """
+
+    def content() -> bytes:
+        with suppress(OSError):
+            return Path(f"/proc/{agent.courier()}/{file}").read_bytes()
+        return b""
+
+    return eventually(content)
+
+
 def texts_of_running(agent: RunningAgent, config: Path) -> dict[str, bytes]:
     """Return all that a running agent, its courier and a drill show."""
-    courier = Path(f"/proc/{agent.courier()}")
     words = ("--wait", "0s", "--state-dir", str(agent.state))
     drill = notbefore("drill", str(config), *words, timeout=300)
     return {
-        "environment of the courier": (courier / "environ").read_bytes(),
-        "words of the courier": (courier / "cmdline").read_bytes(),
+        "environment of the courier": of_the_courier(agent, "environ"),
+        "words of the courier": of_the_courier(agent, "cmdline"),
         "words of the agent": Path(f"/proc/{agent.process.pid}/cmdline").read_bytes(),
         "metrics": get(agent.port, "/metrics")[1],
         "history": get(agent.port, "/api/v1/history")[1],
