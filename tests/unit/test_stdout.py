@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 
 import pytest
 
@@ -12,12 +13,11 @@ from support.agent import eventually
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a pipe of Windows takes a line or none of it")
-def test_waiting_lines_are_written_in_full_before_the_stop(
+def test_stop_writes_the_rest_of_a_line_and_the_waiting_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reading, writing = os.pipe()
-    # the pipe takes a part of a line, as when the process is paused meanwhile
-    os.set_blocking(writing, False)
+    os.set_blocking(writing, False)  # a full pipe takes only a part of a long line
     writer = StdoutWriter(writing)
     writer.write(b"x" * 100_000 + b"\n")
     writer.start()
@@ -43,11 +43,16 @@ def test_lines_above_the_bound_are_dropped_with_one_warning(
     assert caplog.text.count("standard output: no one reads it") == 1
 
 
-def test_writer_stops_at_once_when_it_was_not_started() -> None:
-    writer = StdoutWriter(1)
+def test_stop_writes_nothing_when_writer_was_not_started() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    writer = StdoutWriter(writing)
     writer.write(b"lost\n")
 
-    writer.stop(0)
+    writer.stop(20)
+
+    with pytest.raises(BlockingIOError):
+        os.read(reading, 100)
 
 
 def test_closed_pipe_is_logged_once_and_does_not_end_the_writer(
@@ -65,17 +70,28 @@ def test_closed_pipe_is_logged_once_and_does_not_end_the_writer(
     assert caplog.text.count("records are missing there") == 1
 
 
-class SlowDisk:
-    """Has no step on disk until ``write``."""
+class SickDisk:
+    """Writes no step, so every wait takes its full time."""
 
     def __init__(self) -> None:
         self.step = 1
-        self.waits: list[tuple[int, float]] = []  # for which step, and how long at most
+        self.waits: list[tuple[int, float]] = []  # the step and the longest time of each wait
+
+    def wait_step(self, step: int, seconds: float) -> None:
+        self.waits.append((step, seconds))
+        time.sleep(seconds)
+
+
+class SlowDisk(SickDisk):
+    """Writes its step at ``write``. Waits last until then, however slow the test is."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._written = threading.Event()
 
     def wait_step(self, step: int, seconds: float) -> None:
         self.waits.append((step, seconds))
-        self._written.wait(seconds)
+        self._written.wait(60)
 
     def write(self) -> None:
         self._written.set()
@@ -104,11 +120,12 @@ def test_line_waits_for_its_step_on_disk() -> None:
 
 def test_lines_wait_for_a_sick_disk_together() -> None:
     reading, writing = os.pipe()
-    disk = SlowDisk()
+    disk = SickDisk()
     writer = StdoutWriter(writing, disk)
     writer.write(b"first\n")
     writer.write(b"second\n")
     writer.start()
+
     writer.stop(20)
 
     assert os.read(reading, 100) == b"first\nsecond\n"
