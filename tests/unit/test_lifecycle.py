@@ -34,7 +34,7 @@ REDEPLOY = item(EventType="Redeploy")
 
 
 def rebooted(down: float, **fields: Any) -> dict[str, Any]:
-    """Return the fields of the first answer after a boot that took the machine down at a second."""
+    """Return the fields of the first answer after a reboot; the machine went down at ``down``."""
     return {
         "silence": 40.0,
         "rebooted": True,
@@ -46,7 +46,7 @@ def rebooted(down: float, **fields: Any) -> dict[str, Any]:
 
 
 class Look(NamedTuple):
-    """A document that the agent sees."""
+    """The arguments of one ``Story.sees``."""
 
     seconds: float
     items: tuple[Any, ...]
@@ -58,15 +58,15 @@ def look(seconds: float, *items: Any, **fields: Any) -> Look:
 
 
 def end_of(*looks: Look) -> Change:
-    """Return the last change that an agent reports of an event, which is its end."""
+    """Return the last change that an agent reports after these looks: the end of the event."""
     story = Story().sees(-1)
-    for each in looks:
-        story.sees(each.seconds, *each.items, **each.fields)
+    for seconds, items, fields in looks:
+        story.sees(seconds, *items, **fields)
     return story.last
 
 
 def assert_end(change: Change, kind: str, outcome: str, reason: str) -> None:
-    """Assert how an event ended, and that its durations were observed."""
+    """Assert how an event ended, and that it has no duration that was not observed."""
     assert change.kind == kind
     assert change.outcome == outcome
     assert change.reason == reason
@@ -367,27 +367,27 @@ def test_due_event_of_this_vm_is_finished_when_machine_reboots() -> None:
         pytest.param(
             look(850, REBOOT),
             look(930, **{**rebooted(905), "down": None}),
-            id="time of the fall unknown",
+            id="time of the shutdown unknown",
         ),
         pytest.param(
             look(890, SCHEDULED_ITEM),
             look(940, **rebooted(910)),
-            id="a freeze needs no boot",
+            id="a freeze causes no boot",
         ),
         pytest.param(
             look(890, item(EventType="Reboot", Resources=[PEER])),
             look(940, **rebooted(910)),
-            id="of another VM",
+            id="event of another VM",
         ),
         pytest.param(
             look(890, item(EventType="Reboot", NotBefore="Sun, 01 Mar 2026 12:30:00 GMT")),
             look(940, **rebooted(910)),
-            id="not due",
+            id="event not due",
         ),
         pytest.param(
             look(890, item(EventType="Reboot", NotBefore=None)),
             look(940, **rebooted(910)),
-            id="without NotBefore",
+            id="event without NotBefore",
         ),
     ],
 )
@@ -429,7 +429,7 @@ def test_end_is_unknown_when_event_was_unreadable(unreadable: Any) -> None:
         ),
     ],
 )
-def test_event_is_canceled_when_it_was_readable_again(looks: list[Look]) -> None:
+def test_event_is_canceled_when_it_gets_readable_before_its_end(looks: list[Look]) -> None:
     change = end_of(look(0, SCHEDULED_ITEM), *looks)
 
     assert_end(change, "canceled", "canceled", "gone_before_start")
@@ -467,25 +467,30 @@ def test_first_look_gives_no_notice() -> None:
     assert story.last.started_seconds == 1
 
 
+def test_notice_is_known_when_an_answer_came_shortly_before() -> None:
+    story = Story()
+    story.sees(0)
+
+    story.sees(15, SCHEDULED_ITEM, silence=WATCHED)
+
+    assert story.last.notice_seconds == 885
+
+
 @pytest.mark.parametrize(
-    ("moment", "notice"),
+    "moment",
     [
-        ({"silence": WATCHED}, 885),
-        ({"silence": WATCHED + 0.1}, None),
-        ({"silence": None}, None),
-        ({"silence": 1.0, "rebooted": True}, None),
+        pytest.param({"silence": WATCHED + 0.1}, id="silent too long"),
+        pytest.param(RESTARTED, id="agent restarted"),
+        pytest.param({"silence": 1.0, "rebooted": True}, id="rebooted"),
     ],
 )
-def test_notice_is_known_when_an_answer_came_shortly_before(
-    moment: dict[str, Any],
-    notice: float | None,
-) -> None:
+def test_notice_is_unknown_when_event_may_be_older(moment: dict[str, Any]) -> None:
     story = Story()
     story.sees(0)
 
     story.sees(15, SCHEDULED_ITEM, **moment)
 
-    assert story.last.notice_seconds == notice
+    assert story.last.notice_seconds is None
 
 
 @pytest.mark.parametrize("unreadable", [WITHOUT_STATUS, WITHOUT_ID], ids=["status", "id"])
@@ -553,25 +558,28 @@ def test_duration_is_unknown_when_clocks_disagree() -> None:
 # ---- interruptions
 
 
-@pytest.mark.parametrize(
-    ("first_look", "interruption"),
-    [
-        ({"gap": 2.0}, 2.0),
-        ({"gap": None}, None),
-        ({"silence": WATCHED + 1}, None),
-    ],
-)
-def test_interruption_is_measured_when_event_is_first_seen_started(
-    first_look: dict[str, Any],
-    interruption: float | None,
-) -> None:
+def test_interruption_is_measured_when_event_is_first_seen_started() -> None:
     story = Story()
     story.sees(0)
 
-    story.sees(5, STARTED_ITEM, **first_look)
+    story.sees(5, STARTED_ITEM, gap=2.0)
     story.sees(6)
 
-    assert story.last.interruption == interruption
+    assert story.last.interruption == 2.0
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param({"gap": None}, id="no gap known"), pytest.param(UNWATCHED, id="unwatched")],
+)
+def test_interruption_is_unknown_when_start_was_not_watched(moment: dict[str, Any]) -> None:
+    story = Story()
+    story.sees(0)
+
+    story.sees(5, STARTED_ITEM, **moment)
+    story.sees(6)
+
+    assert story.last.interruption is None
 
 
 def test_interruption_excludes_gaps_before_event_affects_this_vm() -> None:
@@ -655,7 +663,7 @@ def test_scope_is_unknown_when_resources_are_unreadable_at_first() -> None:
 # ---- scope
 
 
-def test_changed_vm_sees_listed_events_for_the_first_time() -> None:
+def test_machine_that_becomes_another_vm_sees_events_as_new() -> None:
     story = Story()
     story.sees(0)
     story.sees(1, item("mine", EventType="Reboot", **STARTED), item("theirs"))
@@ -714,7 +722,7 @@ def test_update_has_no_previous_scope_when_scope_is_unchanged() -> None:
         (None, ME, ME, "self"),
     ],
 )
-def test_end_keeps_scope_when_vm_name_is_unknown_at_times(
+def test_end_keeps_scope_when_vm_name_is_known_only_once(
     name_before: Any,
     name_after: Any,
     affected: str,
