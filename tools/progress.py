@@ -33,6 +33,7 @@ class Work:
         self._packages: set[str] = set()
         self._installs = False
         self.lines: list[str] = []
+        self.started = time.monotonic()  # seconds
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -79,12 +80,11 @@ def packages_in(command: list[str]) -> int:
 
 def show(title: str, work: Work) -> int:
     """Show the progress until the command ends; return its exit code."""
-    started = time.monotonic()
     is_terminal = sys.stdout.isatty()
-    next_line = started
+    next_line = work.started
     while work.process.poll() is None:
         now = time.monotonic()
-        text = f"{title} ... {now - started:.0f} s"
+        text = f"{title} ... {now - work.started:.0f} s"
         if work.state:
             text = f"{text}, {work.state}"
         if is_terminal:
@@ -99,7 +99,7 @@ def show(title: str, work: Work) -> int:
     result = "done" if code == 0 else "failed"
     if is_terminal:
         sys.stdout.write(CLEAR_LINE)
-    sys.stdout.write(f"{title}: {result} after {time.monotonic() - started:.0f} s\n")
+    sys.stdout.write(f"{title}: {result} after {time.monotonic() - work.started:.0f} s\n")
     return code
 
 
