@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from notbefore.commands import hub_writer
 from notbefore.commands.main import main
 from notbefore.fleet.azure_messages import read_messages
-from notbefore.simulator.event_grid import DeliveryFaults, EventGrid
+from notbefore.simulator.event_grid import STEPS, DeliveryFaults, EventGrid
 from notbefore.simulator.state import NAMED, SimulatorState
 from support.agent import PATIENCE, eventually, get
 from support.hub import Hub
@@ -39,6 +40,12 @@ def simulating(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             yield process, address
         finally:
             process.kill()
+
+
+def statuses_of(hub: Hub) -> Counter[str]:
+    """Return the statuses in the messages that the hub has stored, and how often each occurs."""
+    messages = [read_messages(stored.body) for stored in hub.stored]
+    return Counter(message.reports[0].status for message in messages if message is not None)
 
 
 def ask(address: str, path: str = PATH) -> Any:
@@ -66,13 +73,16 @@ def test_simulate_applies_each_fault_to_one_answer() -> None:
         assert ask(address)["Events"] == []
 
 
-def test_simulate_cancels_the_event_of_a_scenario() -> None:
-    words = ("--scenario", "user-reboot", "--cancel", "--speed", "75")
-    with simulating(*words) as (_, address):
-        (event,) = ask(address)["Events"]  # which is listed for six seconds
+def test_simulate_cancels_the_event_of_a_scenario(tmp_path: Path) -> None:
+    # the hub keeps both messages, however late the test looks
+    with Hub(tmp_path, partitions=1) as hub:
+        (tmp_path / "hub-key").write_text(hub.connection_string(), encoding="utf-8")
+        words = ("--scenario", "user-reboot", "--cancel", "--speed", "600")
 
-        assert event["EventStatus"] == "Scheduled"
-        eventually(lambda: ask(address)["Events"] == [])
+        with simulating(*words, "--event-grid", str(tmp_path / "hub-key")) as (_, address):
+            eventually(lambda: statuses_of(hub).keys() == {"Scheduled", "Canceled"})
+
+            assert ask(address)["Events"] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -129,14 +139,14 @@ def test_simulate_sends_the_messages_of_event_grid(schema: str, tmp_path: Path) 
         words = ("--event-grid", str(tmp_path / "hub-key"), "--event-grid-schema", schema)
         scenario = ("--scenario", "user-reboot", "--speed", "600", "--event-grid-fault", "repeat")
 
+        # more than twice if the hub is slow: then the simulator sends a batch again
         with simulating(*words, *scenario):
-            eventually(lambda: len(hub.stored) == 6)
+            eventually(lambda: min(statuses_of(hub)[status] for status in STEPS) >= 2)
 
-        messages = [read_messages(stored.body) for stored in hub.stored]
+        statuses = statuses_of(hub).keys()
         partitions = {stored.partition for stored in hub.stored}
 
-    statuses = {message.reports[0].status for message in messages if message is not None}
-    assert statuses == {"Scheduled", "Started", "Completed"}
+    assert statuses == set(STEPS)
     assert len(partitions) == 1
 
 
@@ -151,7 +161,7 @@ def test_simulate_sends_messages_again_until_the_hub_accepts_them(tmp_path: Path
         assert process.stderr is not None
         assert "the hub did not accept messages" in process.stderr.readline()
         with hub:
-            eventually(lambda: len(hub.stored) == 1)
+            eventually(lambda: hub.stored)
 
 
 def test_hub_writer_drops_the_oldest_messages_while_the_hub_refuses(
@@ -170,7 +180,7 @@ def test_hub_writer_drops_the_oldest_messages_while_the_hub_refuses(
 
         def has_written() -> bool:
             writer.write_due()
-            return len(hub.stored) == 2
+            return len(hub.stored) >= 2
 
         writer.write_due()
         with hub:
@@ -178,7 +188,9 @@ def test_hub_writer_drops_the_oldest_messages_while_the_hub_refuses(
             messages = [read_messages(stored.body) for stored in hub.stored]
 
     sent = [message.reports[0].event.event_id for message in messages if message is not None]
-    assert sent == event_ids[-2:]
+    # a batch is sent again if the hub accepts it too late
+    without_repetitions = list(dict.fromkeys(sent))
+    assert without_repetitions == event_ids[-2:]
     assert "3 messages were dropped, the oldest ones: at most 2 wait for the hub" in caplog.text
 
 

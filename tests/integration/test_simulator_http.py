@@ -72,7 +72,7 @@ def test_endpoint_of_a_vm_returns_its_name(
 def test_approved_event_starts_early_and_its_id_ignores_case(
     simulator: Simulator, session: requests.Session
 ) -> None:
-    event_id = simulator.start("user-reboot", speed=20)
+    event_id = simulator.start("user-reboot", speed=2)  # then it starts in a second, for minutes
     body = msgspec.json.encode({"StartRequests": [{"EventId": event_id.lower()}]})
 
     answer = session.post(simulator.endpoint + EVENTS, body, timeout=PATIENCE)
