@@ -22,13 +22,21 @@ from support.agent import RunningAgent, eventually
 from support.azure import ME, body, item
 from support.tracking import Tracking, runtime_of
 
-# the installed command, with a parser that has a bug
+# the installed command, with a parser that has a bug; its second call waits for the file `released`
 BROKEN = """
-import sys
+import sys, time
+from itertools import count
+from pathlib import Path
 from notbefore.agent import tracker
 from notbefore.commands.main import main
 
+calls = count(1)
+released = Path(__file__).with_name("released")
+
 def parse(*_):
+    if next(calls) == 2:
+        while not released.exists():
+            time.sleep(0.05)
     raise RuntimeError("a bug")
 
 tracker.parse = parse
@@ -59,7 +67,7 @@ def test_answer_is_processed_at_the_next_poll_after_a_failure(
         watcher.start()
         try:
             eventually(lambda: agent.records and agent.snapshot.vm_name == ME)
-            assert not watcher.trouble
+            eventually(lambda: not watcher.trouble)
         finally:
             watcher.stop()
             agent.close()
@@ -83,10 +91,11 @@ def test_agent_ends_with_code_1_when_polling_always_fails(
     monkeypatch.setenv("NOTBEFORE_LOG__FORMAT", "json")
     with (
         Simulator((ME,)) as imds,
-        RunningAgent(imds.endpoint, tmp_path / "state", interval="1s").without_waiting() as agent,
+        RunningAgent(imds.endpoint, tmp_path / "state").without_waiting() as agent,
     ):
-        eventually(lambda: agent.answers("/healthz"))
+        eventually(lambda: agent.answers("/metrics"))
         eventually(lambda: agent.metric("notbefore_unforeseen_errors_total"))
+        (tmp_path / "released").touch()
         exit_code = agent.process.wait(120)
         agent.stop()
 
