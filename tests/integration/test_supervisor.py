@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from notbefore.config.model import Config, FleetConfig, Log
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Command, EventHub, Messages, SinkConfig, Webhook
 from notbefore.core.delivery import Delivery, Targets
+from notbefore.core.duration import Duration
 from notbefore.core.outbox import SendResult
 from notbefore.core.routing import Terms
 from notbefore.courier import supervisor, upgrade
@@ -36,6 +38,14 @@ from support.owner import RECORD, Owner, serve
 from support.peers import Answer, HttpPeer
 
 Start = Callable[..., Supervisor]
+
+
+@pytest.fixture(autouse=True)
+def _a_slow_courier_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a courier or the test may do nothing for seconds."""
+    monkeypatch.setattr(supervisor, "LINGER", 10 * PATIENCE)
+    monkeypatch.setattr(supervisor, "OVERDUE", PATIENCE)
+    monkeypatch.setattr(upgrade, "CHECK_SECONDS", PATIENCE)
 
 
 def never(_seconds: float) -> bool:
@@ -93,12 +103,14 @@ def test_courier_delivers_whenever_it_is_woken(tmp_path: Path, owner: Owner, sta
     couriers = start(Orders(sinks(hook=f"cat >> {output}")))
     deliver(couriers, owner, "a")
 
-    started = time.monotonic()
+    seconds: list[float] = []
     for delivery_id in "bcdefg":
+        started = time.monotonic()
         deliver(couriers, owner, delivery_id)
-    seconds = time.monotonic() - started
+        seconds.append(time.monotonic() - started)
 
-    assert seconds < 3.0  # no delivery has waited for the courier's turn, which comes each second
+    # no delivery has waited for the courier's turn, which comes each second
+    assert statistics.median(seconds) < 0.5
     assert output.read_bytes() == 7 * (RECORD + b"\n")
     assert couriers.trouble == ""
 
@@ -146,14 +158,14 @@ def test_due_deliveries_are_sent_before_the_agent_stops(
 
 def test_courier_starts_shortly_before_a_delivery_is_due(owner: Owner, start: Start) -> None:
     couriers = start(Orders())
-    owner.add("later", due=time.time() + 30.0)
+    owner.add("later", due=time.time() + 3_600.0)
 
     couriers.tick()
 
     assert not couriers.figures.running
-    assert 28.0 < couriers.patience <= 30.0
+    assert 3_600.0 - PATIENCE < couriers.patience < 3_600.0
 
-    owner.ahead = 29.5
+    owner.ahead = 3_599.5
     couriers.tick()
 
     assert couriers.figures.running
@@ -173,7 +185,7 @@ def test_idle_courier_ends(owner: Owner, monkeypatch: pytest.MonkeyPatch, start:
     couriers = start(Orders(sinks(hook="true")))
     deliver(couriers, owner, "a")
 
-    with monkeypatch.context() as patched:  # after the start, which may take longer than LINGER
+    with monkeypatch.context() as patched:
         patched.setattr(supervisor, "LINGER", 0.5)
         serve([couriers], lambda: not couriers.figures.running)
 
@@ -264,9 +276,8 @@ def test_reload_keeps_commands_of_one_event_in_order(
 
 
 def test_failed_delivery_of_a_removed_sink_moves_while_a_command_runs(
-    tmp_path: Path, owner: Owner, start: Start, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, owner: Owner, start: Start
 ) -> None:
-    monkeypatch.setattr(supervisor, "LINGER", 10 * PATIENCE)  # no courier ends meanwhile
     command = WaitingCommand(tmp_path)
     fails = f"while [ ! -e {tmp_path}/fails ]; do sleep 0.05; done; exit 75"
     couriers = start(Orders(sinks(run=command.script, removed=fails)))
@@ -339,13 +350,15 @@ def test_courier_does_not_end_while_a_receiver_is_slow(
             time.sleep(2.0)  # longer than a turn
             super().answer(handler, answer)
 
-    monkeypatch.setattr(supervisor, "LINGER", 0.2)
     with Slow() as peer:
         monkeypatch.setenv("HOOK", peer.url)
-        hook = Webhook(url=Secret("HOOK", "env"), allow_private=True)
+        hook = Webhook(url=Secret("HOOK", "env"), allow_private=True, timeout=Duration("60s"))
         couriers = start(Orders({"hook": SinkConfig(webhook=hook)}))
+        owner.add("a", sink="hook")
+        serve([couriers], lambda: owner.leased)
+        monkeypatch.setattr(supervisor, "LINGER", 0.2)
 
-        deliver(couriers, owner, "a")
+        serve([couriers], lambda: not owner.rows)
 
         assert len(peer.requests) == 1
 
@@ -437,7 +450,7 @@ def test_hanging_courier_is_killed_and_replaced(
     hanging = courier_of(os.getpid())
     os.kill(hanging, signal.SIGSTOP)
 
-    with monkeypatch.context() as patched:  # after the start, which may take longer than OVERDUE
+    with monkeypatch.context() as patched:
         patched.setattr(supervisor, "OVERDUE", 2)
         serve([couriers], lambda: couriers.figures.starts.get("hung"))
 
@@ -464,12 +477,13 @@ def test_courier_that_reads_nothing_does_not_block_the_agent(start: Start) -> No
         owner.add(name, sink=name, record=RECORD + b" " * 90_000)
     serve([couriers], lambda: owner.leased)
 
-    started = time.monotonic()
+    seconds: list[float] = []
     for _ in range(50):
+        started = time.monotonic()
         couriers.tick()
-    seconds = time.monotonic() - started
+        seconds.append(time.monotonic() - started)
 
-    assert seconds < 5.0
+    assert statistics.median(seconds) < 0.1
     assert couriers.watched[1]  # bytes wait until the courier reads
 
     os.kill(courier_of(os.getpid()), signal.SIGCONT)
