@@ -9,6 +9,7 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import PagerDuty as Settings
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
+from notbefore.core.duration import Duration
 from notbefore.core.message import Message
 from notbefore.errors import SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
@@ -27,7 +28,11 @@ def pager() -> Iterator[PagerDuty]:
 
 
 def sent(pager: PagerDuty, *messages: Message) -> None:
-    settings = Settings(routing_key=Secret(ROUTING_KEY), url=f"{pager.url}/v2/enqueue")
+    settings = Settings(
+        routing_key=Secret(ROUTING_KEY),
+        url=f"{pager.url}/v2/enqueue",
+        timeout=Duration("60s"),
+    )
     try:
         messages_sent(SinkConfig(pagerduty=settings), *messages)
     finally:

@@ -5,18 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from notbefore.agent import pings as pings_module
 from notbefore.agent.pings import Pings
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.view import PingStatus
 from notbefore.config.model import HeartbeatConfig
 from notbefore.config.secret import Secret
-from support.agent import NOWHERE
+from support.agent import NOWHERE, PATIENCE
 from support.azure import ME
 from support.peers import Answer, HttpPeer
 
 BEGINS = PingStatus("start", "0 events listed; IMDS has given no valid answer yet", ME)
 WELL = PingStatus("success", "1 event listed", ME)
 ILL = PingStatus("fail", "the last good answer of IMDS is 99.0 s old", None)
+
+
+@pytest.fixture(autouse=True)
+def _a_slow_receiver_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pings_module, "PING_TIMEOUT", PATIENCE)
 
 
 def ping(url: Secret, *statuses: PingStatus) -> None:

@@ -170,6 +170,7 @@ def test_stop_of_polling_waits_until_the_tracker_has_an_answer(
         stopping.join(0.3)
         still_stopping.append(stopping.is_alive())
 
+    monkeypatch.setattr(polling_module, "THREAD_PATIENCE", PATIENCE)  # on a busy machine too
     monkeypatch.setattr(Tracker, "handle", handle_while_stopping)
 
     polling._poll()

@@ -121,7 +121,12 @@ class MailReceiver(BuiltInReceiver):
         sender = f"{CANARY}@example.org"
         return SinkConfig(
             email=Email(
-                host="127.0.0.1", port=port, tls="none", sender=sender, to=("ops@example.org",)
+                host="127.0.0.1",
+                port=port,
+                tls="none",
+                sender=sender,
+                to=("ops@example.org",),
+                timeout=TIMEOUT,
             )
         )
 

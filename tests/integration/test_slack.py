@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Slack
+from notbefore.core.duration import Duration
 from notbefore.core.message import Message
 from peers.slack import SlackServer
 from support.azure import ME, STARTED
@@ -26,8 +26,9 @@ def slack() -> Iterator[SlackServer]:
         assert server.faults == []
 
 
-def hook(server: HttpPeer, **fields: Any) -> SinkConfig:
-    return SinkConfig(slack=Slack(url=Secret(f"{server.url}/services/T0/B0/x"), **fields))
+def hook(server: HttpPeer) -> SinkConfig:
+    url = Secret(f"{server.url}/services/T0/B0/x")
+    return SinkConfig(slack=Slack(url=url, timeout=Duration("60s")))
 
 
 STEPS = (

@@ -1,7 +1,6 @@
 """Slack with a bot token, against a server that refuses what Slack's reference does not allow."""
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +39,7 @@ def bot(workspace: SlackWorkspace, **fields: Any) -> SinkConfig:
         "token": Secret(workspace.token),
         "channel": "#oncall",
         "api_url": workspace.api_url,
+        "timeout": Duration("60s"),
         **fields,
     }
     return SinkConfig(slack=Slack(**settings))
@@ -211,15 +211,14 @@ def test_rate_limit_pauses_for_the_time_that_slack_asks_for(slack: SlackWorkspac
     assert error.thread is not None
 
 
-def test_hanging_reply_ends_within_the_timeout_and_keeps_the_message(
+def test_hanging_reply_takes_its_half_of_the_timeout_and_keeps_the_message(
     slack: SlackWorkspace,
 ) -> None:
     slack.answers.extend([Answer(), Answer(how="hang")])
-    started = time.monotonic()
 
-    error = failure(bot(slack, timeout=Duration("6s")), ANNOUNCED)
+    error = failure(bot(slack, timeout=Duration("10s")), ANNOUNCED)
 
-    assert time.monotonic() - started < 6
+    assert "no complete answer within 5 s" in str(error)
     assert error.thread is not None
 
 

@@ -1,7 +1,6 @@
 """``Tracker`` with a real state file, and clocks that a test sets."""
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from notbefore.agent.freeze import TICK
 from notbefore.agent.tracker import Poll
 from notbefore.config.model import Config, VmName
 from notbefore.config.secret import Secret
@@ -25,6 +23,7 @@ from notbefore.core.record import Vm
 from notbefore.core.routing import Route
 from notbefore.errors import ImdsError
 from notbefore.store.store import Store
+from support.agent import eventually
 from support.azure import ID, ME, PEER, STARTED, body, item
 from support.box import rows_of
 from support.locked_disk import LockedDisk
@@ -971,7 +970,7 @@ def test_wall_clock_set_forward_and_back_is_no_interruption(
     agents.sees_each([], [MINE])
     agents.sees(MINE_STARTED, dated=dated)
     agents.clock.wall += timedelta(seconds=100)
-    time.sleep(5 * TICK)  # the meter wakes in this time, and sees the step
+    eventually(lambda: agents.current.freeze_meter._wall == agents.clock.time())
     agents.clock.wall -= timedelta(seconds=100)
 
     agents.sees(MINE_STARTED, dated=dated)

@@ -33,7 +33,7 @@ from notbefore.web import channel as channels
 from notbefore.web.access import Access, WebConfig
 from notbefore.web.app import CheckResult
 from notbefore.web.server import HttpServer
-from support.agent import eventually, run
+from support.agent import PATIENCE, eventually, run
 from support.needs import needs
 from support.served_view import (
     METRICS,
@@ -213,6 +213,14 @@ def test_client_with_a_certificate_of_another_authority_is_refused(
 LONG = os.urandom(12_000_000)  # more than the kernel takes for a client that does not read
 
 
+@pytest.fixture
+def _slow_clients_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a client may send nothing for seconds, and read nothing for longer."""
+    monkeypatch.setattr(channels, "REQUEST_PATIENCE", PATIENCE)
+    monkeypatch.setattr(channels, "ANSWER_PATIENCE", PATIENCE)
+
+
+@pytest.mark.usefixtures("_slow_clients_have_time")
 def test_slow_reader_gets_each_answer_whole_over_tls(place: Place) -> None:
     with serving(place.write(), view=StubView(LONG)) as server, ExitStack() as stack:
         tls = connected_over_tls(place.client(), server, stack)
@@ -243,7 +251,7 @@ def test_unfinished_handshake_is_closed_at_its_timeout(
     monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.5)
     with (
         serving(place.write()) as server,
-        socket.create_connection(server.address, timeout=20) as client,
+        socket.create_connection(server.address, timeout=PATIENCE) as client,
     ):
         for byte in client_hello(place):
             try:
@@ -267,7 +275,7 @@ def connected_over_tls(
     context: ssl.SSLContext, server: HttpServer, stack: ExitStack
 ) -> ssl.SSLSocket:
     """Return a connection that has finished its handshake."""
-    raw = stack.enter_context(socket.create_connection(server.address, timeout=20))
+    raw = stack.enter_context(socket.create_connection(server.address, timeout=PATIENCE))
     tls = context.wrap_socket(raw, server_hostname="localhost", suppress_ragged_eofs=False)
     return stack.enter_context(tls)
 
@@ -304,7 +312,7 @@ def served_names(server: HttpServer, place: Place) -> list[str]:
     context = place.client()
     context.check_hostname = False
     with (
-        socket.create_connection(server.address, timeout=20) as raw,
+        socket.create_connection(server.address, timeout=PATIENCE) as raw,
         context.wrap_socket(raw) as tls,
     ):
         certificate: Any = tls.getpeercert()
@@ -344,7 +352,7 @@ def test_renewed_certificate_stays_when_the_web_config_is_unreadable(renewable: 
 def test_connection_outlives_the_certificate_of_its_handshake(renewable: Place) -> None:
     with serving(renewable.write()) as server:
         connection = http.client.HTTPSConnection(
-            "127.0.0.1", server.address[1], context=renewable.client(), timeout=20
+            "127.0.0.1", server.address[1], context=renewable.client(), timeout=PATIENCE
         )
         with closing(connection):
             connection.request("GET", "/metrics")
@@ -637,7 +645,7 @@ def slow_comparison(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event
     def compare(config: WebConfig, user: str, password: bytes) -> bool:
         if password == b"wrong":
             comparing.set()
-            release.wait(20)
+            release.wait(PATIENCE)
         return password_fits(config, user, password)
 
     monkeypatch.setattr(WebConfig, "password_fits", compare)
@@ -659,7 +667,7 @@ def test_wrong_passwords_do_not_delay_clients_with_a_known_password(
 
         for _ in range(8):
             pool.submit(ask, server, "/metrics", Authorization=WRONG)
-        assert comparing.wait(20)
+        assert comparing.wait(PATIENCE)
 
         for path in ("/metrics", "/", "/api/v1/events"):
             assert ask(server, path, Authorization=GOOD)[0] == 200
