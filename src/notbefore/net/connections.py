@@ -51,6 +51,8 @@ class Deadline:
             yield
         finally:
             with self._closed:  # the thread must not shut down the connection of the next exchange
+                if self._end is not None and time.monotonic() >= self._end:
+                    self.passed = True  # the thread may be late
                 self._end = None
                 self._connection = None
 
