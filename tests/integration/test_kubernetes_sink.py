@@ -318,8 +318,9 @@ def test_certificate_of_other_ca_is_refused(cluster: Kubernetes, tmp_path: Path)
 def test_slow_api_server_ends_the_attempt(cluster: Kubernetes) -> None:
     cluster.default = Answer(how="drip")
 
-    with pytest.raises(SendError, match=r"no complete answer within 0\.33 s") as raised:
-        sent(config_of(cluster, timeout=Duration("1s")), message(REBOOT))
+    # a third for each request, and a quarter of that for the TLS handshake
+    with pytest.raises(SendError, match="no complete answer within 5 s") as raised:
+        sent(config_of(cluster, timeout=Duration("15s")), message(REBOOT))
 
     assert not raised.value.permanent
 

@@ -215,7 +215,7 @@ class Kubernetes(HttpPeer):
             {"name": NODE, "namespace": "", "kind": "Node", "uid": uid} for uid in (NODE_UID, NODE)
         ]
         matching: list[dict[str, Any]] = []
-        for event in self.events.values():
+        for event in list(self.events.values()):  # a request may add one meanwhile
             reference = {"namespace": "", **event["involvedObject"]}
             if any(terms.items() <= reference.items() for terms in wanted):
                 matching.append(event)
