@@ -22,7 +22,7 @@ from notbefore.core.duration import Duration
 from notbefore.core.message import Message
 from notbefore.courier.sink import Receipt
 from notbefore.errors import SendError
-from support.agent import PATIENCE
+from support.agent import PATIENCE, eventually
 from support.azure import ID, STARTED
 from support.hub import Hub, Stored
 from support.messages import message, outcomes, sink_of, with_record_fields
@@ -197,7 +197,7 @@ def test_sink_authenticates_with_the_identity_of_the_vm(
 ) -> None:
     monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds_with_token.url)
     with hub_with_certificate(tmp_path, "127.0.0.1") as hub:
-        settings = settings_with_identity(hub, tmp_path)
+        settings = replace(settings_with_identity(hub, tmp_path), timeout=Duration("60s"))
 
         assert sent(SinkConfig(event_hub=settings)) == [Receipt()]
 
@@ -229,15 +229,20 @@ def test_connection_that_never_answers_is_closed_after_the_attempt(tmp_path: Pat
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
+        listening() as listener,
         ThreadPoolExecutor() as server,
         closing(sink_of(silent_hub(listener, tmp_path / "ca.pem"))) as sink,
     ):
         accepted = server.submit(accept, listener, context)
-        with pytest.raises(SendError, match="did not answer in time"):
-            sink.send(message())
 
-        with accepted.result(PATIENCE) as connection:
+        def attempt() -> bool:
+            with pytest.raises(SendError, match="did not answer in time"):
+                sink.send(message())
+            return accepted.done()
+
+        eventually(attempt)  # on a busy machine, an attempt may end before it has a connection
+
+        with accepted.result() as connection:
             connection.settimeout(PATIENCE)
             with suppress(ConnectionResetError, ssl.SSLEOFError):
                 while connection.recv(4096):
@@ -256,6 +261,17 @@ def silent_hub(listener: socket.socket, authority: Path) -> SinkConfig:
     return SinkConfig(event_hub=settings)
 
 
+@contextmanager
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENCE)
+        yield listener
+
+
 def accept(listener: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-    connection, _ = listener.accept()
-    return context.wrap_socket(connection, server_side=True)
+    """Accept the first connection whose client stays until the end of the handshake."""
+    while True:
+        connection, _ = listener.accept()
+        with suppress(OSError):
+            return context.wrap_socket(connection, server_side=True)
+        connection.close()
