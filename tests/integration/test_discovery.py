@@ -16,7 +16,8 @@ from notbefore.agent import polling
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.config.load import load
 from notbefore.imds import elsewhere
-from notbefore.imds.client import FALLBACK, NEWEST
+from notbefore.imds.answer import ImdsAnswer
+from notbefore.imds.client import FALLBACK, NEWEST, ImdsClient
 from notbefore.imds.elsewhere import address_in, candidates, why_not
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
@@ -203,6 +204,15 @@ def test_poll_after_a_timeout_waits_for_a_slow_answer(
 ) -> None:
     monkeypatch.setattr(polling, "TIMEOUT", 0.3)
     monkeypatch.setattr(polling, "FIRST_TIMEOUT", 5.0)
+    get = ImdsClient.get
+    timeouts: list[float] = []  # of the polls
+
+    def noting_get(client: ImdsClient, path: str, *, timeout: float) -> ImdsAnswer:
+        if "scheduledevents" in path:
+            timeouts.append(timeout)
+        return get(client, path, timeout=timeout)
+
+    monkeypatch.setattr(ImdsClient, "get", noting_get)
     with Simulator() as imds, watching(tmp_path, endpoint=imds.endpoint) as (agent, _):
         eventually(lambda: agent.snapshot.poll.answered)
 
@@ -210,10 +220,10 @@ def test_poll_after_a_timeout_waits_for_a_slow_answer(
 
         eventually(lambda: agent.snapshot.poll.took > 0.7)
 
-        timeouts = agent.snapshot.poll.figures.results["timeout"]
         wait_for_polls(imds, 3)
 
-        assert agent.snapshot.poll.figures.results["timeout"] == timeouts
+        # three times as long as the last answer took, which was longer still on a busy machine
+        assert min(timeouts[-3:]) > 3 * 0.7
 
 
 @contextmanager
@@ -236,6 +246,7 @@ def watching(directory: Path, **settings: str) -> Iterator[tuple[Tracking, polli
 def test_endpoint_of_the_search_is_kept_until_it_is_silent_for_long(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(polling, "TIMEOUT", PATIENCE)  # no poll fails on a busy machine
     monkeypatch.setattr(polling, "SILENCE", 1.0)
     monkeypatch.setattr(polling, "SEARCH_PAUSE", 0.5)
     with Simulator(vms=("first",)) as imds, Simulator(vms=("second",)) as other:

@@ -20,7 +20,7 @@ from notbefore.errors import ConfigError, ImdsError
 from notbefore.imds.answer import MAX_RECEIVED
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm, vm_of
-from support.agent import eventually, free_port
+from support.agent import PATIENCE, eventually, free_port
 from support.azure import FUTURE
 from support.raw_server import Talk, answer, raw, serving
 from support.tracking import SteppedClock, runtime_of
@@ -216,7 +216,6 @@ def test_timeout_covers_the_whole_answer(talk: Talk) -> None:
     assert seconds < 30  # with a timeout of each read, the answer would take 100 s
 
 
-@pytest.mark.alone
 def test_abort_ends_the_request_under_way() -> None:
     with serving(say_nothing) as (endpoint, requests):
         client = connect(endpoint)
@@ -226,12 +225,11 @@ def test_abort_ends_the_request_under_way() -> None:
             client.abort()
 
         threading.Thread(target=abort_later).start()
-        started = time.monotonic()
 
-        with pytest.raises(ImdsError):
+        with pytest.raises(ImdsError) as caught:
             client.get(PATH, timeout=60)
 
-        assert time.monotonic() - started < 10
+    assert caught.value.reason == "reset"  # not a timeout
 
 
 def test_aborted_client_sends_no_request() -> None:
@@ -336,7 +334,7 @@ def polled(
 
     def take(poll: Poll) -> None:
         if last:  # further polls are not counted
-            is_over.wait(10.0)
+            is_over.wait(PATIENCE)
         polls.append(poll)
         if len(polls) == len(talks):
             last.append(polling.overdue)
