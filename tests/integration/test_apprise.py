@@ -15,6 +15,7 @@ import trustme
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Apprise, SinkConfig
+from notbefore.core.duration import Duration
 from notbefore.core.message import Message
 from notbefore.errors import SendError
 from support.azure import STARTED
@@ -68,7 +69,7 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpPe
 
 
 def sink_for(url: str) -> SinkConfig:
-    return SinkConfig(apprise=Apprise(url=Secret(url)))
+    return SinkConfig(apprise=Apprise(url=Secret(url), timeout=Duration("60s")))
 
 
 def send(url: str, *steps: Message) -> None:

@@ -98,7 +98,7 @@ def shell(request: pytest.FixtureRequest, directory: Path) -> Iterator[Shell]:
 def test_bash_and_zsh_complete_a_line(shell: Shell, line: str) -> None:
     shell.type(f"{line}\n")
 
-    eventually(partial(shell.shows, f"ran:{LINES[line]}."), patience=20)
+    eventually(partial(shell.shows, f"ran:{LINES[line]}."))
 
 
 @pytest.mark.parametrize("line", FISH)

@@ -1,7 +1,6 @@
 """The agent's own socket: it passes requests on, and answers with their outcome."""
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -87,15 +86,14 @@ def test_dripping_client_does_not_block_the_next_one(
 
         thread = threading.Thread(target=drip)
         thread.start()
-        started = time.monotonic()
-        reply = ask_agent(tmp_path, ControlRequest("next"), ControlReply)
-        seconds = time.monotonic() - started
-        stopped.set()
-        thread.join()
+        try:  # it fails if no answer comes while the first client drips
+            reply = ask_agent(tmp_path, ControlRequest("next"), ControlReply)
+        finally:
+            stopped.set()
+            thread.join()
     control.stop()
 
     assert reply.done
-    assert seconds < 10
 
 
 def test_client_does_not_wait_for_an_agent_that_accepts_no_connection(

@@ -19,7 +19,7 @@ from notbefore.config.load import load
 from notbefore.config.model import default_state_dir
 from notbefore.courier.supervisor import STOP_SECONDS
 from notbefore.fleet.instance import HAND_OVER_PATIENCE
-from support.agent import NOWHERE, run
+from support.agent import NOWHERE, eventually, run
 from support.needs import needs
 
 ROOT: Final = Path(__file__).parents[2]
@@ -249,10 +249,11 @@ def relabeled(
     job = {"job_name": "some job", "static_configs": targets, "relabel_configs": relabelings}
     file = directory / "prometheus.yml"
     file.write_text(yaml.safe_dump({"scrape_configs": [job]}), encoding="utf-8")
-    output = check("promtool", "check", "service-discovery", "--timeout=1s", file, "some job")
+    command = ("promtool", "check", "service-discovery", "--timeout=1s", file, "some job")
 
     by_address: dict[str, dict[str, str]] = {}
-    for target in json.loads(output):
+    # promtool prints no target if the machine was too busy to find them within its timeout
+    for target in eventually(lambda: json.loads(check(*command))):
         address = target["discoveredLabels"]["__address__"]
         by_address[address] = target["labels"] or {}
     return [by_address[address] for address in sorted(by_address)]

@@ -33,7 +33,7 @@ from notbefore.web import channel as channels
 from notbefore.web import server as servers
 from notbefore.web.app import CheckResult
 from notbefore.web.server import WORKERS, HttpServer
-from support.agent import becomes, eventually, free_port
+from support.agent import PATIENCE, becomes, eventually, free_port
 from support.azure import PEER, STARTED, Story, at, item
 from support.needs import needs
 from support.served_view import (
@@ -359,7 +359,7 @@ def test_oldest_silent_connections_are_closed_when_few_may_be_open() -> None:
         assert read_all(last).endswith(b"served")
         assert first.recv(1) == b""
 
-        child.communicate(timeout=20)
+        child.communicate(timeout=PATIENCE)
 
 
 def test_unfinished_request_is_closed_at_its_timeout(
@@ -472,7 +472,7 @@ class Waiting(StubView):
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         self.scrapes += 1
-        self.released.wait(20)
+        self.released.wait(PATIENCE)
         return super().metrics(accept)
 
 
@@ -486,6 +486,7 @@ def test_closed_client_is_not_served(
     monkeypatch: pytest.MonkeyPatch, authority: trustme.CA, tmp_path: Path, *, tls: bool
 ) -> None:
     monkeypatch.setattr(channels, "ABANDONED_PATIENCE", 0.0)
+    monkeypatch.setattr(channels, "REQUEST_PATIENCE", PATIENCE)  # for many TLS handshakes
     web_config = None
     context = None
     if tls:

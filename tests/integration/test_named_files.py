@@ -31,7 +31,7 @@ def test_fifo_is_refused_at_once(key: str, tmp_path: Path) -> None:
     config = tmp_path / "notbefore.yml"
     config.write_text(KEYS[key].replace("FILE", str(fifo)), encoding="utf-8")
 
-    result = notbefore("check-config", config, timeout=30)
+    result = notbefore("check-config", config)
 
     assert result.returncode == 2
     assert "it is not a regular file" in result.stderr
@@ -41,7 +41,7 @@ def test_configuration_that_is_a_fifo_is_refused_at_once(tmp_path: Path) -> None
     fifo = tmp_path / "notbefore.yml"
     os.mkfifo(fifo)
 
-    result = notbefore("run", fifo, "--state-dir", tmp_path / "state", timeout=30)
+    result = notbefore("run", fifo, "--state-dir", tmp_path / "state")
 
     assert result.returncode == 2
     assert f"{fifo} cannot be read: it is not a regular file" in result.stderr
@@ -63,7 +63,7 @@ def test_certificate_of_the_listener_that_is_a_fifo_is_refused(key: str, tmp_pat
     config = tmp_path / "notbefore.yml"
     config.write_text(f"server: {{web_config_file: {web_config}}}", encoding="utf-8")
 
-    result = notbefore("check-config", config, timeout=30)
+    result = notbefore("check-config", config)
 
     assert result.returncode == 2
     assert f"tls_server_config.{key}: {fifo}: " in result.stderr
@@ -82,7 +82,7 @@ def test_reload_refuses_a_secret_that_has_become_a_fifo(tmp_path: Path) -> None:
 
         agent.process.send_signal(signal.SIGHUP)
 
-        eventually(lambda: "it is not a regular file" in agent.log, 30)
+        eventually(lambda: "it is not a regular file" in agent.log)
         assert agent.answers("/healthz")
         assert agent.stop() == 0
 

@@ -114,6 +114,10 @@ def to(url: str, **fields: Any) -> OtlpConnection:
     return OtlpConnection(endpoint=url, timeout=Duration("60s"), **fields)
 
 
+def metrics_to(url: str, **fields: Any) -> Otlp:
+    return Otlp(endpoint=url, timeout=Duration("60s"), **fields)
+
+
 def to_collector(collector: Collector, protocol: str, **fields: Any) -> OtlpConnection:
     port = {"http": collector.http, "grpc": collector.grpc}[protocol]
     return to(f"http://127.0.0.1:{port}", protocol=PROTOCOLS[protocol], **fields)
@@ -224,7 +228,7 @@ def test_results_of_exports_are_counted_and_logged_once(
     with Receiver() as receiver, caplog.at_level("INFO"):
         receiver.default = partly_accepted(2, "too old for hunter2")
         headers = {"Api-Key": Secret(str(key), "file")}
-        config = Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers)
+        config = metrics_to(receiver.url, interval=Duration("1s"), headers=headers)
         exporter = Exporter(config, lambda: (agent.families, None), counts, Redactor())
         eventually(lambda: counts["metrics", "rejected"] >= 2)
 
@@ -234,7 +238,7 @@ def test_results_of_exports_are_counted_and_logged_once(
         receiver.default = Answer(200)
         key.write_text("hunter3", encoding="utf-8")
         eventually(lambda: counts["metrics", "success"] >= 1)
-        exporter.stop(5.0)
+        exporter.stop(PATIENCE)
 
     missing = f"the secret's file is missing in {key.parent}"
     lines = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
@@ -253,7 +257,7 @@ def _first_export_is_due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_first_export_is_due_at_once")
 def test_exporter_exports_the_last_state_when_it_stops() -> None:
     with Receiver() as receiver:
-        config = Otlp(endpoint=receiver.url, interval=Duration("1h"))
+        config = metrics_to(receiver.url, interval=Duration("1h"))
         exporter = Exporter(config, lambda: ([], None), {}, Redactor())
         eventually(lambda: len(receiver.metrics) == 1)
 
@@ -268,14 +272,14 @@ def test_certificates_are_read_again_after_a_failure(authority: trustme.CA, tmp_
     paths = certificates(authority, tmp_path)
     trustme.CA().cert_pem.write_to_path(paths["ca_file"])
     with GrpcReceiver(authority) as receiver:
-        config = Otlp(endpoint=receiver.url, protocol="grpc", interval=Duration("1s"), **paths)
+        config = metrics_to(receiver.url, protocol="grpc", interval=Duration("1s"), **paths)
         exporter = Exporter(config, lambda: ([], None), counts, Redactor())
         eventually(lambda: counts["metrics", "failure"] >= 1)
 
         authority.cert_pem.write_to_path(paths["ca_file"])
         eventually(lambda: counts["metrics", "success"] >= 1)
 
-        exporter.stop(5.0)
+        exporter.stop(PATIENCE)
 
 
 # ---- records
@@ -710,7 +714,7 @@ def test_exporter_exports_deltas_if_the_variable_asks_for_them(
     families = busy_agent().families
 
     with Receiver() as receiver:
-        config = Otlp(endpoint=receiver.url, timeout=Duration("60s"))
+        config = metrics_to(receiver.url)
         exporter = Exporter(config, lambda: (families, None), {}, Redactor())
         eventually(lambda: receiver.metrics)
         exporter.stop(PATIENCE)

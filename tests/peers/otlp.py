@@ -144,6 +144,7 @@ class Collector:
             "exporter": "otlp",
             "otlp-exporter-endpoint": receiver_url,
             "otlp-exporter-protocol": "http",
+            "otlp-exporter-request-timeout": "60s",  # later it would send the request again
             "batch-timeout": "50ms",
             "pid-file": str(directory / "rotel.pid"),
             "log-file": str(directory / "rotel.log"),
