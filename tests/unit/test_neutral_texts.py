@@ -1,4 +1,4 @@
-"""No sink gets control characters or marks of direction from texts of Azure."""
+"""No text of Azure brings control characters or direction marks into a message."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ from support.messages import message, with_record_fields
 
 SETTINGS = Messages()
 ACCOUNT = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
-EVIL = st.text(
+HOSTILE = st.text(
     st.one_of(
         st.sampled_from(
             "\n\r\t\0\x1b\x7f\x85\u2028\u2029\u202e\u2066\u2069\u200f\u061c\ufeff\u200b<>&*_`{}%$\\"
@@ -34,7 +34,7 @@ EVIL = st.text(
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Yield every text in a request, names included."""
+    """Yield every text in a request, also the keys of its mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -98,9 +98,9 @@ def test_sink_has_texts_for_every_not_before(
     sink: str,
 ) -> None:
     # the record of another agent may hold such a time
-    strange = with_record_fields(message(*looks), not_before=not_before, fleet_events=2)
+    extreme = with_record_fields(message(*looks), not_before=not_before, fleet_events=2)
 
-    request = SINKS[sink](strange, text_of(strange, SETTINGS))
+    request = SINKS[sink](extreme, text_of(extreme, SETTINGS))
 
     assert list(texts(request))
 
@@ -108,10 +108,10 @@ def test_sink_has_texts_for_every_not_before(
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("kind", ["announced", "started"])
 @settings(max_examples=25, deadline=None)
-@given(EVIL, EVIL)
+@given(HOSTILE, HOSTILE)
 @example("\u202e\n\rBcc: x", "\x1b[31m")
 @example("a\u2066b", "\0")
-def test_foreign_text_forges_no_line_and_no_direction(
+def test_text_of_azure_adds_no_line_and_no_direction_mark(
     kind: str,
     sink: str,
     first: str,

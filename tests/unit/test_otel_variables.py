@@ -1,4 +1,4 @@
-"""The standard variables of OpenTelemetry, for what the configuration leaves open."""
+"""OpenTelemetry's environment variables apply where the configuration sets nothing."""
 
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from notbefore.core.duration import Duration
 from notbefore.courier.supervisor import make_orders
 
 PREFIX = "OTEL_EXPORTER_OTLP_"
+DEFAULT_TIMEOUT = "10s"
+DEFAULT_INTERVAL = "60s"
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ PREFIX = "OTEL_EXPORTER_OTLP_"
         ("http/protobuf", {"PROTOCOL": "grpc"}, "http/protobuf"),
     ],
 )
-def test_protocol_comes_from_file_then_variable(
+def test_variable_sets_protocol_unless_the_file_does(
     configured: object, variables: dict[str, str], protocol: str
 ) -> None:
     environment = {PREFIX + name: value for name, value in variables.items()}
@@ -38,16 +40,18 @@ def test_protocol_comes_from_file_then_variable(
 @pytest.mark.parametrize(
     ("configured", "text", "seconds"),
     [
-        ("10s", "2500", 2.5),
-        ("10s", "20", 20.0),  # OpenTelemetry's SDK for Python has seconds
+        (DEFAULT_TIMEOUT, "2500", 2.5),
+        (DEFAULT_TIMEOUT, "20", 20.0),  # in seconds, as in OpenTelemetry's SDK for Python
         ("7s", "2500", 7.0),
-        ("10s", "soon", 10.0),
-        ("10s", "0", 10.0),
-        ("10s", "nan", 10.0),
-        ("10s", "999999999", 10.0),
+        (DEFAULT_TIMEOUT, "soon", 10.0),
+        (DEFAULT_TIMEOUT, "0", 10.0),
+        (DEFAULT_TIMEOUT, "nan", 10.0),
+        (DEFAULT_TIMEOUT, "999999999", 10.0),
     ],
 )
-def test_timeout_comes_from_file_then_variable(configured: str, text: str, seconds: float) -> None:
+def test_variable_sets_timeout_unless_the_file_does(
+    configured: str, text: str, seconds: float
+) -> None:
     connection = OtlpConnection(timeout=Duration(configured))
 
     settings = resolved(connection, "logs", {"OTEL_EXPORTER_OTLP_TIMEOUT": text})
@@ -57,9 +61,16 @@ def test_timeout_comes_from_file_then_variable(configured: str, text: str, secon
 
 @pytest.mark.parametrize(
     ("configured", "text", "seconds"),
-    [("60s", "5000", 5.0), ("30s", "5000", 30.0), ("60s", "5", 60.0), ("60s", "x", 60.0)],
+    [
+        (DEFAULT_INTERVAL, "5000", 5.0),
+        ("30s", "5000", 30.0),
+        (DEFAULT_INTERVAL, "5", 60.0),
+        (DEFAULT_INTERVAL, "x", 60.0),
+    ],
 )
-def test_interval_comes_from_file_then_variable(configured: str, text: str, seconds: float) -> None:
+def test_variable_sets_interval_unless_the_file_does(
+    configured: str, text: str, seconds: float
+) -> None:
     otlp = Otlp(interval=Duration(configured))
 
     settings = resolved(otlp, "metrics", {"OTEL_METRIC_EXPORT_INTERVAL": text})
@@ -77,7 +88,7 @@ def test_interval_comes_from_file_then_variable(configured: str, text: str, seco
         ({"COMPRESSION": "zip"}, "gzip"),
     ],
 )
-def test_compression_comes_from_variable(variables: dict[str, str], compression: str) -> None:
+def test_variable_sets_compression(variables: dict[str, str], compression: str) -> None:
     environment = {PREFIX + name: value for name, value in variables.items()}
 
     assert compression_of("logs", environment) == compression
@@ -87,13 +98,13 @@ def test_compression_comes_from_variable(variables: dict[str, str], compression:
     ("text", "deltas"),
     [("", False), ("cumulative", False), ("Delta", True), ("lowmemory", True), ("x", False)],
 )
-def test_temporality_comes_from_variable(text: str, deltas: bool) -> None:
+def test_variable_sets_temporality(text: str, deltas: bool) -> None:
     variable = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
 
     assert prefers_deltas({variable: text}) == deltas
 
 
-def test_wrong_variable_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_variable_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     compression_of("logs", {"OTEL_EXPORTER_OTLP_COMPRESSION": "zip"})
 
     assert "OTEL_EXPORTER_OTLP_COMPRESSION: expected none, gzip or deflate" in caplog.text
@@ -115,7 +126,7 @@ def test_resource_of_section_otlp_reaches_sinks() -> None:
     assert settings.resource == {"team": "blue", "deployment.environment.name": "production"}
 
 
-def test_configuration_with_protocol_of_variable_is_accepted(tmp_path: Path) -> None:
+def test_configuration_is_valid_when_a_variable_sets_its_protocol(tmp_path: Path) -> None:
     path = tmp_path / "notbefore.yml"
     path.write_text("otlp: {}\n", encoding="utf-8")
 

@@ -45,7 +45,7 @@ def expired_in(counts: dict[tuple[str, str], int]) -> int:
 
 
 class Account(RuleBasedStateMachine):
-    """An account of one outbox."""
+    """An account of the deliveries of one outbox."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ class Account(RuleBasedStateMachine):
         self.number = 0  # of the last delivery; ids rise with it
         self.in_order: dict[Lane, list[str]] = {}  # the ids that must arrive in this order
         self.arrived: set[str] = set()  # the ids that a receiver has accepted
-        self.under_way: dict[str, Delivery] = {}
+        self.under_way: dict[str, Delivery] = {}  # the deliveries that the courier has, by id
         self.held_back: set[Lane] = set()  # lanes with a failure that the courier still holds
         self.excused: set[str] = set()  # the ids that need not arrive
-        self.expired = 0  # expired deliveries at the last check
+        self.expired = 0  # the count of expired deliveries at the last check
 
     @rule(
         key=st.sampled_from("abc"),
@@ -103,7 +103,7 @@ class Account(RuleBasedStateMachine):
 
         self.outbox.make_room(self.now)
         rows = self.outbox.rows.chosen()
-        if len(rows) >= BOUNDS.rows:
+        if len(rows) >= BOUNDS.rows:  # any of them, or the new one, may be pushed out
             self.excused |= ids(rows)
             self.excused.add(new.delivery_id)
 
@@ -144,7 +144,9 @@ class Account(RuleBasedStateMachine):
             assert new.delivery_id not in self.under_way, "given twice"
             for other in self.under_way.values():
                 if lane_of(other) == lane_of(new):
-                    assert other.delivery_id < new.delivery_id, "an earlier one after a later one"
+                    assert other.delivery_id < new.delivery_id, (
+                        f"{new.delivery_id} leaves after {other.delivery_id}"
+                    )
             self.under_way[new.delivery_id] = new
 
     def _arrive(self, sent: Delivery) -> None:

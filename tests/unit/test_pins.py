@@ -16,12 +16,12 @@ REQUIREMENTS = {
     "agent": PROJECT["project"]["dependencies"],
     **PROJECT["project"]["optional-dependencies"],
 }
-part = runpy.run_path(str(ROOT / "tools" / "pins.py"))["part"]
+part_of_constraints = runpy.run_path(str(ROOT / "tools" / "pins.py"))["part"]
 
 
 def pinned(*groups: str) -> dict[str, str]:
     """Return the pinned version of each package that these groups need."""
-    pins = re.findall(r"(?m)^([\w.-]+)==([^\s;\\]+)", part(TEXT, set(groups)))
+    pins = re.findall(r"(?m)^([\w.-]+)==([^\s;\\]+)", part_of_constraints(TEXT, set(groups)))
     return {canonicalize_name(name): version for name, version in pins}
 
 
@@ -31,8 +31,8 @@ def test_requirements_are_pinned_to_allowed_versions(group: str) -> None:
 
     for line in REQUIREMENTS[group]:
         requirement = Requirement(line)
-        if requirement.name == PROJECT["project"]["name"]:  # the requirements of another extra
-            continue
+        if requirement.name == PROJECT["project"]["name"]:
+            continue  # the line names another extra, which has a case of its own
         version = pins.get(canonicalize_name(requirement.name))
         assert version is not None, f"{line}: not pinned: run tools/pins.py"
         fits = requirement.specifier.contains(version, prereleases=True)
@@ -85,6 +85,7 @@ def test_groups_to_install_exist(place: str) -> None:
     for names in re.findall(r"pins.py --for \"?([\w,$(){}-]+)", text_of_place(place)):
         groups.update(names.split(","))
 
+    assert groups
     assert groups - {"${EXTRAS}"} <= REQUIREMENTS.keys()
 
 

@@ -11,7 +11,7 @@ from notbefore.core.approval import Policy
 ENDPOINT = "http://169.254.169.254"
 
 
-def test_replace_keeps_other_fields_and_earlier_values() -> None:
+def test_replace_changes_neither_other_fields_nor_earlier_values() -> None:
     runtime = Published(Runtime(Config(), ENDPOINT, allow_approval=True))
     before = runtime.current
 
@@ -48,7 +48,7 @@ def test_threads_replace_different_fields_without_loss() -> None:
         (Policy(enabled=True, dry_run=False), True, "", False),
     ],
 )
-def test_approval_needs_both_switches(
+def test_runtime_says_why_approval_is_off(
     policy: Policy, allow_approval: bool, reason: str, dry_run: bool
 ) -> None:
     runtime = Runtime(Config(approval=policy), ENDPOINT, allow_approval)

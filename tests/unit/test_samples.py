@@ -21,7 +21,7 @@ def test_each_defined_metric_has_samples() -> None:
     story.sees(2, item("scheduled"), item("started", **STARTED), item("finished", **STARTED))
     story.sees(3, item("scheduled"), item("started", **STARTED), gap=2.0)
     approvals = {named(rule="drained", result="approved"): 1}
-    view = MetricsSnapshot(
+    snapshot = MetricsSnapshot(
         tracked=story.tracked,
         totals=Totals(
             changes=story.totals.changes,
@@ -49,15 +49,15 @@ def test_each_defined_metric_has_samples() -> None:
         ),
     )
 
-    sampled = {family.metric for family in samples(view)}
+    sampled = {family.metric for family in samples(snapshot)}
 
     defined = {value for value in vars(families).values() if isinstance(value, Metric)}
     assert defined - sampled == set()
 
 
 def test_snapshot_without_values_has_no_samples_of_events() -> None:
-    view = MetricsSnapshot(Tracked(), Totals(), Figures(), at(0))
+    snapshot = MetricsSnapshot(Tracked(), Totals(), Figures(), at(0))
 
-    names = [family.metric.name for family in samples(view)]
+    names = [family.metric.name for family in samples(snapshot)]
 
     assert not [name for name in names if name.startswith("azure_scheduled_event_")]

@@ -1,4 +1,4 @@
-"""``web/`` subclasses the server and the channel of waitress, whose inner workings may change."""
+"""``web/`` subclasses internals of waitress: a change of their source must be reviewed."""
 
 import hashlib
 import inspect
