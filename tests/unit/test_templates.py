@@ -1,5 +1,6 @@
-"""Templates: their language, their bounds, and the texts that they make."""
+"""Templates: their language, their bounds, and the texts that they render."""
 
+import re
 import time
 from typing import Any
 
@@ -22,6 +23,7 @@ from notbefore.config.sinks import (
 )
 from notbefore.config.template import (
     MAX_RENDERED,
+    MAX_SECONDS,
     MAX_SOURCE,
     RenderError,
     Template,
@@ -40,8 +42,12 @@ from support.azure import ME, PEER, T0
 from support.messages import VM, message
 
 CHAT = SinkConfig(slack=Slack(url=Secret("https://hooks.slack.com/services/a/b/c")))
-RECURSION = "{% macro f(n) %}{% for i in range(9) %}{{ f(n - 1) if n }}{% endfor %}{% endmacro %}"
-MEMBER = SinkConfig(alertmanager=Alertmanager(urls=("http://am-0:9093",)))
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+ENDLESS_CALLS = (
+    "{% macro f(n) %}{% for i in range(9) %}{{ f(n - 1) if n }}{% endfor %}{% endmacro %}"
+    "{{ f(20) }}"
+)
+ALERTMANAGER = SinkConfig(alertmanager=Alertmanager(urls=("http://am-0:9093",)))
 VALUES: dict[str, Any] = {
     "title": "Reboot of web_0",
     "body": "The VM will be rebooted.",
@@ -62,7 +68,7 @@ def webhook(body: str, **settings: Any) -> SinkConfig:
 
 
 def render(sink: SinkConfig, about: Message | None = None, **messages: Any) -> Rendering:
-    """Return a message, rendered by the templates in ``messages`` and in the sink."""
+    """Render a message with the templates of the sink and those in ``messages``."""
     return Templates(sink, Messages(**messages), Renderer()).render(about or message())
 
 
@@ -110,11 +116,9 @@ def test_template_renders_a_text(source: str, text: str) -> None:
         ("{% for x in [1] %}" * 30 + "{% endfor %}" * 30, "nested too deeply"),
     ],
 )
-def test_wrong_template_is_a_mistake(source: str, mistake: str) -> None:
-    with pytest.raises(ValueError, match=r".+") as raised:
+def test_invalid_template_is_refused_with_its_mistake(source: str, mistake: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(mistake)):
         Template(source)
-
-    assert mistake in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +133,11 @@ def test_wrong_template_is_a_mistake(source: str, mistake: str) -> None:
         ("{{ title.__class__.__mro__ }}", "SecurityError"),
         ("{{ ''.__class__.__base__.__subclasses__() }}", "SecurityError"),
         ('{{ record.update({"host.name": "x"}) }}', "SecurityError"),
-        ('{{ record.values.__globals__["os"] }}', "there is no '__globals__'|SecurityError|Undef"),
+        ('{{ record.values.__globals__["os"] }}', "has no attribute '__globals__'"),
     ],
 )
-def test_failing_expression_is_reported(source: str, cause: str) -> None:
-    with pytest.raises(RenderError, match=cause.replace("[", r"\[")):
+def test_failing_expression_is_reported_with_its_cause(source: str, cause: str) -> None:
+    with pytest.raises(RenderError, match=re.escape(cause)):
         rendered(source)
 
 
@@ -143,8 +147,8 @@ def test_failing_expression_is_reported(source: str, cause: str) -> None:
 @pytest.mark.parametrize(
     ("source", "cause"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
-        (RECURSION + "{{ f(20) }}", "1 s"),
+        (ENDLESS, "1 s"),
+        (ENDLESS_CALLS, "1 s"),
         ("{% for a in range(99999) %}{{ body }}{% endfor %}", f"more than {MAX_RENDERED} char"),
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
         ("{% for a in range(999999999) %}{% endfor %}", "OverflowError"),
@@ -153,12 +157,12 @@ def test_failing_expression_is_reported(source: str, cause: str) -> None:
     ],
 )
 def test_endless_template_is_stopped(source: str, cause: str) -> None:
-    started = time.monotonic()
+    started = time.thread_time()  # the bound is one of work: a busy machine takes longer
 
     with pytest.raises(RenderError, match=cause):
         rendered(source)
 
-    assert time.monotonic() - started < 20
+    assert time.thread_time() - started < 20
 
 
 def test_nothing_is_computed_before_a_template_is_rendered(
@@ -277,21 +281,21 @@ def test_failing_template_is_left_out_and_named() -> None:
 def test_empty_title_is_left_out(title: str) -> None:
     sent = render(CHAT, title=title)
 
+    (failure,) = sent.failures
     assert sent.message.templated.title is None
-    assert ["an empty title" in failure.text for failure in sent.failures] == [True]
+    assert "an empty title" in failure.text
 
 
 def test_endless_template_is_rendered_for_one_sample_only() -> None:
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    started = time.monotonic()
+    started = time.thread_time()
 
-    failures = failures_of("chat", CHAT, Messages(body=endless))
+    failures = failures_of("chat", CHAT, Messages(body=ENDLESS))
 
     assert list(failures) == ["messages.body"]
-    assert time.monotonic() - started < 20
+    assert time.thread_time() - started < 2 * MAX_SECONDS
 
 
-def test_request_of_a_webhook_sees_the_texts_of_the_other_templates() -> None:
+def test_request_of_a_webhook_sees_title_and_body_of_the_templates() -> None:
     sink = webhook('{"text": {{ title | tojson }}, "more": {{ body | tojson }}}')
 
     sent = render(sink, title="T", body="B")
@@ -308,24 +312,30 @@ def test_request_keeps_its_last_line_end() -> None:
     assert sent.message.templated.body == "info"
 
 
+NO_JSON = '{"text": {{ title }}}'  # the title has no quotation marks
+
+
 @pytest.mark.parametrize(
-    ("content_type", "fails"),
+    "headers",
     [
-        (None, True),
-        ("application/json; charset=utf-8", True),
-        ("application/cloudevents+json", True),
-        ("text/plain", False),
+        pytest.param({}, id="default"),
+        pytest.param({"content-type": Secret("application/json; charset=utf-8")}, id="JSON"),
+        pytest.param({"content-type": Secret("application/cloudevents+json")}, id="CloudEvents"),
     ],
 )
-def test_request_must_be_json_when_its_content_type_is(
-    content_type: str | None, fails: bool
-) -> None:
-    headers = {} if content_type is None else {"content-type": Secret(content_type)}
+def test_request_must_be_json_when_its_content_type_is(headers: dict[str, Secret]) -> None:
+    sent = render(webhook(NO_JSON, headers=headers))
 
-    sent = render(webhook('{"text": {{ title }}}', headers=headers))
+    (failure,) = sent.failures
+    assert sent.message.templated.request is None
+    assert "valid JSON" in failure.text
 
-    assert (sent.message.templated.request is None) == fails
-    assert ["valid JSON" in failure.text for failure in sent.failures] == [True] * fails
+
+def test_request_may_be_any_text_when_its_content_type_is() -> None:
+    sent = render(webhook(NO_JSON, headers={"content-type": Secret("text/plain")}))
+
+    assert sent.failures == ()
+    assert sent.message.templated.request == '{"text": Freeze of WestNO_0 in 14 min}'
 
 
 def test_alert_has_the_same_text_from_every_vm() -> None:
@@ -335,12 +345,11 @@ def test_alert_has_the_same_text_from_every_vm() -> None:
     )
     other_vm = replace(VM, name=PEER, vm_id="other")
 
-    sent = [
-        render(MEMBER, message(looks, vm=vm), title=template).message.templated.title
-        for vm in (VM, other_vm)
-    ]
+    of_this_vm = render(ALERTMANAGER, message(looks, vm=VM), title=template)
+    of_other_vm = render(ALERTMANAGER, message(looks, vm=other_vm), title=template)
 
-    assert sent == ["On WestNO_0 WestNO_1"] * 2
+    assert of_this_vm.message.templated.title == "On WestNO_0 WestNO_1"
+    assert of_other_vm.message.templated.title == "On WestNO_0 WestNO_1"
 
 
 def test_heartbeat_has_no_template() -> None:
