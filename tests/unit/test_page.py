@@ -1,4 +1,4 @@
-"""The page without a server: its sentences by state, escaping of all texts, and its bounds."""
+"""The page without a server: its sentences in each state, its escaping, and its bounds."""
 
 import re
 from html.parser import HTMLParser
@@ -43,7 +43,7 @@ ELEMENTS = HEAD | FLOW | WORDS | TABLES
 
 
 class Agent(Story):
-    """Answers as the agent would, without I/O."""
+    """Makes the model of the page as the agent does, without I/O."""
 
     vm = Vm(name=ME, location="norwayeast")
 
@@ -122,17 +122,22 @@ def test_scheduled_event_is_shown_with_its_countdown(part: str) -> None:
     assert part in text_of(agent.model(10.5))
 
 
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "Without JavaScript this page does not refresh: load it again for what is new.",
-        "Approval is on.",
-    ],
-)
-def test_page_has_sentences_about_itself(sentence: str) -> None:
+def test_page_says_how_to_refresh_it_without_javascript() -> None:
+    text = text_of(Agent().model(0))
+
+    assert "Without JavaScript this page does not refresh: load it again for what is new." in text
+
+
+def test_page_says_that_approval_is_on_when_an_event_is_pending() -> None:
     agent = Agent().sees(0).sees(1, item())
 
-    assert sentence in text_of(agent.model(10.5))
+    assert "Approval is on." in text_of(agent.model(10))
+
+
+def test_event_is_shown_without_approval_when_no_rule_was_asked() -> None:
+    model = Agent().sees(0).sees(1, item()).model(10)
+
+    assert "Approval:" not in text_of(model)
 
 
 def test_event_is_shown_with_what_the_approval_rules_do() -> None:
@@ -144,7 +149,6 @@ def test_event_is_shown_with_what_the_approval_rules_do() -> None:
     text = text_of(replace(model, listed=listed))
 
     assert "Approval: left alone: <no> rule matches" in text
-    assert "Approval:" not in text_of(model)
 
 
 def test_overdue_event_is_shown_with_the_time_since_not_before() -> None:
@@ -295,7 +299,7 @@ def test_page_shows_why_agent_is_not_ready() -> None:
     assert "the last good answer is old" in text
 
 
-def test_page_shows_why_state_is_kept_in_memory() -> None:
+def test_page_shows_why_state_is_only_in_memory() -> None:
     text = text_of(Agent().model(90, degraded="disk full"))
 
     assert "no, kept in memory only: disk full" in text
@@ -335,7 +339,7 @@ def test_page_shows_deliveries_by_sink(part: str) -> None:
         ),
     ],
 )
-def test_deliveries_have_no_verdict_without_a_sink(fields: dict[str, Any], expected: str) -> None:
+def test_page_marks_deliveries_as_unused_good_or_bad(fields: dict[str, Any], expected: str) -> None:
     assert expected in text_of(Agent().model(1, **fields))
 
 
@@ -415,7 +419,7 @@ def test_page_shows_a_bounded_number_of_ended_events() -> None:
     agent.sees(4, item("late"))
 
     courses = render(agent.model(5)).count(b'<svg class="course"')
-    assert courses == MAX_ENDED + 1
+    assert courses == MAX_ENDED + 1  # the pending event has a drawing too
 
 
 # ---- times and the scale

@@ -1,4 +1,4 @@
-"""Records: flat, with OpenTelemetry's names, one safe line; and the sentence of each."""
+"""Records: their attributes with OpenTelemetry's names, their line, and their sentence."""
 
 import json
 from typing import Any
@@ -112,12 +112,12 @@ def records_with_tags() -> list[BaseRecord]:
 
 
 @pytest.mark.parametrize("record", records_with_tags(), ids=["event", "heartbeat"])
-def test_record_has_the_tags_that_are_configured(record: BaseRecord) -> None:
+def test_record_has_the_configured_tags(record: BaseRecord) -> None:
     assert tag_attributes(record) == {"azure.tag.team": "Payments", "azure.tag.env": "prod"}
 
 
 @pytest.mark.parametrize("record", records_with_tags(), ids=["event", "heartbeat"])
-def test_record_with_tags_is_read_from_its_line(record: Record) -> None:
+def test_record_with_tags_is_read_from_its_line(record: BaseRecord) -> None:
     assert type(record).read(record.line()) == record
 
 
@@ -346,11 +346,13 @@ def test_partition_key_is_the_resource_group_without_a_scale_set() -> None:
     assert partition_key(record_of(announced(), place), "e-1") == "8d10/rg"
 
 
-def test_alert_key_is_a_digest_when_event_id_is_too_long() -> None:
-    short = message({})
-    long = replace(short, event_key="e" * 300)
+def test_alert_key_has_the_event_id() -> None:
+    assert message().alert_key == f"notbefore/{ID.casefold()}"
 
-    assert short.alert_key == f"notbefore/{ID.casefold()}"
+
+def test_alert_key_has_a_digest_when_event_id_is_too_long() -> None:
+    long = replace(message(), event_key="e" * 300)
+
     assert len(long.alert_key) == len("notbefore/") + 64
 
 
@@ -375,12 +377,23 @@ def test_cloud_event_has_no_subject_without_an_event_id() -> None:
     assert "subject" not in cloud_event(record, "d", {})
 
 
-def test_heartbeat_is_decoded_as_one_that_only_some_sinks_can_send() -> None:
-    heartbeat = heartbeat_of(VM, ("e-1",), "1.0", at(0), 60.0)
-    delivery = heartbeat_delivery("hub", ME, heartbeat.line(), 0.0, 60.0)
+# ---- heartbeats
 
-    decoded = Message.of(delivery, at(1))
+HEARTBEAT = heartbeat_of(VM, ("e-1",), "1.0", at(0), 60.0)
 
-    assert decoded.content == heartbeat
+
+def heartbeat_message() -> Message:
+    """Return the message that a courier makes from the delivery of ``HEARTBEAT``."""
+    delivery = heartbeat_delivery("hub", ME, HEARTBEAT.line(), 0.0, 60.0)
+    return Message.of(delivery, at(1))
+
+
+def test_message_has_the_heartbeat_of_its_delivery() -> None:
+    assert heartbeat_message().content == HEARTBEAT
+
+
+def test_sink_that_needs_a_record_cannot_send_a_heartbeat() -> None:
+    decoded = heartbeat_message()
+
     with pytest.raises(SendError, match="cannot send a heartbeat"):
         _ = decoded.record

@@ -47,7 +47,9 @@ TAGGED = replace(
     st.lists(st.lists(RANDOM_ITEMS, max_size=3), max_size=6),
     st.sampled_from([None, VM, TAGGED, Vm(name=ME)]),
 )
-def test_every_record_is_valid(documents: list[list[dict[str, Any]]], vm: Vm | None) -> None:
+def test_record_of_random_documents_is_valid(
+    documents: list[list[dict[str, Any]]], vm: Vm | None
+) -> None:
     story = Story()
 
     for second, items in enumerate(documents):
@@ -75,7 +77,7 @@ def test_record_of_a_fleet_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "field",
     [
         {"azure.scheduled_event.change": "exploded"},
         {"azure.scheduled_event.notice_seconds": "900"},
@@ -83,11 +85,11 @@ def test_record_of_a_fleet_is_valid() -> None:
         {"azure.tag.": "no name"},
     ],
 )
-def test_schema_refuses_a_damaged_record(damage: dict[str, Any]) -> None:
+def test_schema_refuses_an_invalid_field(field: dict[str, Any]) -> None:
     record = record_of(Story().sees(0, item()).last, VM)
 
     with pytest.raises(jsonschema.ValidationError):
-        VALIDATOR.validate(record.flat() | damage)
+        VALIDATOR.validate(record.flat() | field)
 
 
 def test_envelope_names_the_schema() -> None:
