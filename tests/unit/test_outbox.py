@@ -28,6 +28,7 @@ from support.azure import T0, event
 from support.box import Box, accepted, delivery, failed, ids, refused
 
 A_MEBIBYTE = 1 << 20
+BYTES_OF_TWO_ROWS = 2 * 602
 
 
 @pytest.fixture
@@ -229,7 +230,7 @@ def test_delivery_that_was_under_way_expires_when_its_attempt_fails(box: Box) ->
     assert box.count("expired") == 1
 
 
-def test_outbox_is_too_full_while_all_of_it_is_under_way() -> None:
+def test_outbox_exceeds_its_bound_while_all_rows_are_under_way() -> None:
     box = Box(Bounds(2, A_MEBIBYTE))
     box.put(delivery("a"), delivery("b"))
     box.lease(1)
@@ -882,7 +883,7 @@ def test_full_outbox_removes_as_many_as_were_added() -> None:
     assert box.count("overflowed") == 2
 
 
-@pytest.mark.parametrize("bounds", [Bounds(2, A_MEBIBYTE), Bounds(100, 2 * 602)])
+@pytest.mark.parametrize("bounds", [Bounds(2, A_MEBIBYTE), Bounds(100, BYTES_OF_TWO_ROWS)])
 def test_full_outbox_removes_oldest_of_least_severe(bounds: Bounds) -> None:
     box = Box(bounds)
     critical = delivery("a", severity="critical")
@@ -1717,17 +1718,16 @@ def test_redirected_reminder_copies_all_but_routing_fields(box: Box) -> None:
     assert moved == replace(reminder, sink="ops", delivery_id=identity, seq=1)
 
 
-# ---- the end, where no route leads any more
+# ---- ends for sinks that opened something, although no route leads there
 
 
-def opened_at_pager(box: Box, **terms: Terms) -> Delivery:
-    """Open an incident at `pager`; return the delivery that did."""
-    box.outbox.use_sinks({"chat": Terms(), "pager": PAGER, **terms}, no_targets, 0)
+def open_at_pager(box: Box) -> None:
+    """Let a delivery open an incident at `pager`."""
+    box.outbox.use_sinks({"chat": Terms(), "pager": PAGER}, no_targets, 0)
     start = delivery("e", "pager", kind="started", expires_with_event=False, change_id="start")
     box.put(start)
     box.lease(1, chat=9, pager=9)
     box.lease(2, accepted(start, thread="incident"), chat=0)
-    return start
 
 
 def routed_end(sink: str = "chat") -> Delivery:
@@ -1736,7 +1736,7 @@ def routed_end(sink: str = "chat") -> Delivery:
 
 @pytest.mark.parametrize("ends", [[routed_end()], []])
 def test_end_goes_to_sinks_that_opened_something(box: Box, ends: list[Delivery]) -> None:
-    opened_at_pager(box)
+    open_at_pager(box)
 
     removed = box.take("finished", "e", *ends, now=100)
 
@@ -1777,7 +1777,7 @@ def test_end_goes_to_waiting_start_that_will_open_a_message(box: Box) -> None:
 
 
 def test_last_message_of_a_vm_goes_to_sinks_that_opened_something(box: Box) -> None:
-    opened_at_pager(box)
+    open_at_pager(box)
 
     box.take("updated", "e", scope="peer", previous_scope="self", now=100)
 
@@ -1785,7 +1785,7 @@ def test_last_message_of_a_vm_goes_to_sinks_that_opened_something(box: Box) -> N
 
 
 def test_other_changes_go_only_where_routes_lead(box: Box) -> None:
-    opened_at_pager(box)
+    open_at_pager(box)
 
     box.take("updated", "e", delivery("e"), now=100)
 
@@ -1793,7 +1793,7 @@ def test_other_changes_go_only_where_routes_lead(box: Box) -> None:
 
 
 def test_end_is_not_sent_twice_to_a_routed_sink(box: Box) -> None:
-    opened_at_pager(box)
+    open_at_pager(box)
     end = routed_end("pager")
 
     box.take("finished", "e", end, now=100)
@@ -1802,7 +1802,7 @@ def test_end_is_not_sent_twice_to_a_routed_sink(box: Box) -> None:
 
 
 def test_end_does_not_go_to_sinks_of_other_events(box: Box) -> None:
-    opened_at_pager(box)
+    open_at_pager(box)
 
     box.take("finished", "f", now=100)
 
@@ -1824,7 +1824,7 @@ def test_end_follows_a_message_that_will_open_something(
 
 
 def test_removed_sink_that_opened_something_is_returned_once(box: Box) -> None:
-    opened_at_pager(box)
+    open_at_pager(box)
     box.outbox.use_sinks({"chat": Terms()}, no_targets, 50)
 
     first = box.take("finished", "e", routed_end(), now=100)
@@ -1836,7 +1836,7 @@ def test_removed_sink_that_opened_something_is_returned_once(box: Box) -> None:
 
 
 def test_outbox_forgets_what_was_opened_once_it_is_closed(box: Box) -> None:
-    opened_at_pager(box)
+    open_at_pager(box)
     end = routed_end("pager")
     box.take("finished", "e", end, now=100)
     box.lease(101, pager=9)
@@ -1849,7 +1849,7 @@ def test_outbox_forgets_what_was_opened_once_it_is_closed(box: Box) -> None:
 
 
 def test_late_acceptance_does_not_forget_what_is_to_be_closed(box: Box) -> None:
-    opened_at_pager(box)
+    open_at_pager(box)
     update = delivery("e", "pager", kind="updated", change_id="update")
     box.put(update)
     box.lease(3, pager=9)

@@ -53,7 +53,7 @@ def test_missing_library_is_named_with_its_extra(
 
 
 ON_POSIX = pytest.mark.skipif(
-    not hasattr(os, "geteuid"), reason="its access lists are another matter"
+    not hasattr(os, "geteuid"), reason="Windows has access lists instead of modes"
 )
 
 
@@ -183,14 +183,14 @@ ALERTMANAGER = SinkConfig(
 @pytest.mark.parametrize(
     "form",
     [
-        "topsecret&word",
-        "topsecret%26word",
-        "topsecret&amp;word",
-        "b3BzOnRvcHNlY3JldCZ3b3Jk",
-        "AG9wcwB0b3BzZWNyZXQmd29yZA==",
+        pytest.param("topsecret&word", id="plain"),
+        pytest.param("topsecret%26word", id="percent coded"),
+        pytest.param("topsecret&amp;word", id="HTML"),
+        pytest.param("b3BzOnRvcHNlY3JldCZ3b3Jk", id="basic authentication"),
+        pytest.param("AG9wcwB0b3BzZWNyZXQmd29yZA==", id="AUTH PLAIN of SMTP"),
     ],
 )
-def test_password_is_hidden_in_every_form_in_which_it_is_sent(form: str) -> None:
+def test_password_is_hidden_in_each_form_that_is_sent(form: str) -> None:
     redact = Redactor(known_secrets(ALERTMANAGER.settings))
 
     assert redact(f"got Authorization: Basic {form}!") == "got Authorization: Basic ***!"
@@ -265,12 +265,12 @@ def test_secret_within_an_address_is_hidden_in_base64() -> None:
     text = Redactor([url])(f"500: {echoed}")
 
     assert b64encode(b"canary-7f3a9b2c").decode()[:8] not in text
-    assert b64encode(b"canary-7f3a9b2c").decode()[4:-4] not in text
-    assert b64encode(b"xcanary-7f3a9b2c").decode()[4:-4] not in text
-    assert b64encode(b"xxcanary-7f3a9b2c").decode()[4:-4] not in text
+    for before in (b"", b"x", b"xx"):  # base64 writes a text in three ways, by its offset
+        middle = b64encode(before + b"canary-7f3a9b2c").decode()[4:-4]
+        assert middle not in text
 
 
-def test_identifier_is_not_hidden_as_a_secret_in_hex() -> None:
+def test_identifier_is_not_taken_for_a_secret_in_hex() -> None:
     text = "delivery 0f8fad5b-d9cb-469f-a165-70867728950e of canary-vm"
 
     assert Redactor(["hunter2-correct-horse"])(text) == text
@@ -309,7 +309,7 @@ def test_identifier_is_not_hidden_as_a_secret_in_hex() -> None:
         ("caf\u00e9-secret", "caf\\u00e9-secret and caf%C3%A9-secret"),
     ],
 )
-def test_secret_is_hidden_in_all_forms_in_which_it_is_written(secret: str, text: str) -> None:
+def test_secret_is_hidden_in_each_form_that_is_written(secret: str, text: str) -> None:
     redacted = Redactor([secret])(text)
 
     pieces = [
@@ -352,11 +352,11 @@ ECHOES = {
 
 
 @pytest.mark.parametrize("echo", ECHOES.values(), ids=ECHOES.keys())
-def test_address_is_hidden_in_each_way_in_which_a_receiver_quotes_it(echo: str) -> None:
+def test_address_is_hidden_however_a_receiver_quotes_it(echo: str) -> None:
     text = Redactor([ECHOED])(f"404: no such hook: {echo} (request 7)")
 
     secret = ECHOED.partition("services")[2].lower()
-    pieces = [secret[start : start + 8] for start in range(len(secret) - 8)]
+    pieces = [secret[start : start + 8] for start in range(len(secret) - 7)]
     readable = plain(text).lower()
     assert [piece for piece in pieces if piece in readable] == []
     assert "***" in text

@@ -1,4 +1,4 @@
-"""Texts that people read: spans, tables, log lines."""
+"""Texts that people read: durations, tables, and log lines."""
 
 import json
 import logging
@@ -60,7 +60,7 @@ def test_duration_is_shown_in_two_units(seconds: float | None, text: str) -> Non
         (-532_800, "6 d 4 h ago"),
     ],
 )
-def test_countdown_says_in_which_time_or_how_long_ago(seconds: float, text: str) -> None:
+def test_countdown_says_how_long_until_or_since_a_time(seconds: float, text: str) -> None:
     assert countdown(at(seconds), at(0)) == text
 
 
@@ -113,7 +113,7 @@ LISTED = {
         ({"events": [LISTED]}, "EVENT ID"),
     ],
 )
-def test_events_are_shown_as_far_as_they_are_known(
+def test_listing_begins_with_what_is_known_about_events(
     fields: dict[str, Any],
     beginning: str,
 ) -> None:
@@ -138,7 +138,7 @@ def test_events_are_shown_with_what_the_approval_rules_do(
     assert row[head.index("APPROVAL") :] == words
 
 
-def test_events_are_not_claimed_to_be_none_when_imds_is_silent() -> None:
+def test_listing_claims_nothing_when_imds_is_silent() -> None:
     listing = event_listing(events_answer(silence="IMDS has given no valid answer yet"))
 
     assert listing.lines == []
@@ -186,7 +186,7 @@ FINISHED = report(vm("vm_0"), "finished", reason="gone_after_start")
         ),
     ],
 )
-def test_history_says_why_a_change_is_reported(
+def test_history_shows_the_reason_of_a_change(
     record: Record,
     reason: str,
     capsys: pytest.CaptureFixture[str],
@@ -198,6 +198,13 @@ def test_history_says_why_a_change_is_reported(
 
 
 # ---- approval
+
+
+def pending_freeze(resources: list[str], scope: Scope) -> PendingEvent:
+    moment = datetime(2026, 3, 1, tzinfo=UTC)
+    event = Event("E-1", "Freeze", "Scheduled", resources=tuple(resources), duration=5)
+    tracked = TrackedEvent(event, scope, Instant(moment), beginning_seen=True)
+    return PendingEvent.of(tracked, moment)
 
 
 @pytest.mark.parametrize(
@@ -215,15 +222,25 @@ def test_approval_by_hand_shows_which_vms_an_event_affects(
     scope: Scope,
     ending: str,
 ) -> None:
-    moment = datetime(2026, 3, 1, tzinfo=UTC)
-    event = Event("E-1", "Freeze", "Scheduled", resources=tuple(resources), duration=5)
-    tracked = TrackedEvent(event, scope, Instant(moment), beginning_seen=True)
+    description = describe(pending_freeze(resources, scope))
 
-    description = describe(PendingEvent.of(tracked, moment))
-
-    is_of_one_vm = len(resources) == 1
     assert description.splitlines()[-1].endswith(ending)
-    assert ("The VM is" in description) == is_of_one_vm
+
+
+@pytest.mark.parametrize(
+    ("resources", "scope", "effect"),
+    [
+        (["a"], "self", "The VM is"),
+        (["a"], "peer", "The VM is"),
+        (["a", "b"], "self", "Each affected VM is"),
+        (["a", "b"], "peer", "Each affected VM is"),
+        ([], "unknown", "Each affected VM is"),
+    ],
+)
+def test_approval_by_hand_shows_what_happens_to_the_vms(
+    resources: list[str], scope: Scope, effect: str
+) -> None:
+    assert effect in describe(pending_freeze(resources, scope))
 
 
 # ---- the log
@@ -255,6 +272,7 @@ FORGED = "vm_0\n12:00:00 WARNING approved (accepted)\x1b[2J\u202etxt\x85\u2028en
 
 
 def hide(text: str) -> str:
+    """Redact, as the formatter of the agent does with real secrets."""
     return text.replace("s3cret", "***")
 
 
@@ -304,7 +322,7 @@ def test_log_has_the_configured_form_and_level(
     *,
     is_json: bool,
 ) -> None:
-    set_up(form, "warning")  # type: ignore[arg-type]  # one of the three
+    set_up(form, "warning")  # type: ignore[arg-type]
 
     logging.getLogger("notbefore.test").warning("hello")
     logging.getLogger("notbefore.test").info("not this")

@@ -55,7 +55,7 @@ def agent() -> Agent:
 
 
 def series(family: Family, *, of_a_histogram: int) -> int:
-    """Return the number of series. ``of_a_histogram``: those of each besides its buckets."""
+    """Return the number of series; each histogram has ``of_a_histogram`` besides its buckets."""
     count = 0
     for sample in family.samples.values():
         if isinstance(sample, Histogram):
@@ -63,6 +63,13 @@ def series(family: Family, *, of_a_histogram: int) -> int:
         else:
             count += 1
     return count
+
+
+def total(histogram: Histogram | None) -> float | None:
+    """Return the sum of what a histogram observed; ``None`` if there is no such sample."""
+    if histogram is None:
+        return None
+    return histogram.sum
 
 
 # ---- an agent without events
@@ -338,16 +345,13 @@ def test_second_start_of_an_event_is_not_observed_again(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unwatched", "observed"),
-    [
-        ("announcement", (None, 600)),
-        ("start", (None, None)),
-        ("end", (890, None)),
-    ],
+    ("unwatched", "scheduled", "started"),
+    [("announcement", None, 600), ("start", None, None), ("end", 890, None)],
 )
-def test_duration_has_no_sample_when_an_end_of_it_was_not_watched(
+def test_duration_has_no_sample_when_its_begin_or_end_was_unwatched(
     unwatched: str,
-    observed: tuple[float | None, float | None],
+    scheduled: float | None,
+    started: float | None,
 ) -> None:
     def silence(moment: str) -> float:
         if moment == unwatched:
@@ -359,14 +363,8 @@ def test_duration_has_no_sample_when_an_end_of_it_was_not_watched(
     agent.sees(900, item(**STARTED), silence=silence("start"))
     agent.sees(1500, silence=silence("end"))
 
-    families = agent.families(1500)
-    sums: list[float | None] = []
-    for name in (SCHEDULED_DURATION, STARTED_DURATION):
-        total = None
-        if name in families:
-            total = families[name].samples["Freeze",].sum
-        sums.append(total)
-    assert tuple(sums) == observed
+    assert total(agent.value(SCHEDULED_DURATION, 1500, "Freeze")) == scheduled
+    assert total(agent.value(STARTED_DURATION, 1500, "Freeze")) == started
 
 
 def test_event_listed_at_first_look_has_no_durations_before_its_start() -> None:
@@ -434,7 +432,7 @@ def test_value_on_a_bound_belongs_to_the_bucket_below() -> None:
 
 
 def flooded_agent() -> Agent:
-    """Return an agent that saw 1,500 invented types, and at last one ordinary event."""
+    """Return an agent that saw 1,500 invented types, and then one ordinary event."""
     agent = Agent().sees(0)
     for second in range(1, 4):
         names = [f"{second}-{number}" for number in range(500)]
@@ -477,7 +475,7 @@ def test_event_of_new_type_counts_as_other_and_keeps_its_status() -> None:
     assert labels[2] == "Odd"
 
 
-def test_label_is_empty_in_totals_stored_before_the_metric_had_it(agent: Agent) -> None:
+def test_label_that_is_newer_than_stored_totals_is_empty(agent: Agent) -> None:
     notice = agent.sees(1, item()).totals.notice[named(event_type="Freeze")]
     totals = Totals(changes={named(change="canceled"): 3}, notice={(): notice})
 
@@ -489,7 +487,7 @@ def test_label_is_empty_in_totals_stored_before_the_metric_had_it(agent: Agent) 
     assert 'azure_scheduled_event_changes_total{change="canceled",event_type=""} 3.0' in text
 
 
-def test_label_has_only_printable_characters() -> None:
+def test_label_values_have_only_printable_characters() -> None:
     tracked = diff(
         Tracked(),
         document(item(EventType="a\nb\u202e", Description="c\x1b[2J\x85")),
@@ -577,7 +575,7 @@ def test_fleet_shows_largest_scale_sets_and_adds_up_the_rest() -> None:
     assert series["other", "other"] > 1
 
 
-def test_fleet_counts_changes_since_its_process_began() -> None:
+def test_changes_of_a_fleet_are_counted_since_its_process_began() -> None:
     families = fleet_samples({}, Figures(since=at(-60)))
 
     assert families[fleet.CHANGES].since == at(-60)

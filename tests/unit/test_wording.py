@@ -19,14 +19,14 @@ from notbefore.wording.times import clock
 from support.azure import ME, PEER, STARTED, T0
 from support.messages import message, with_record_fields
 
-EARLY = T0 + timedelta(seconds=60)
+EARLY = T0 + timedelta(seconds=60)  # 14 minutes before the NotBefore of most events here
 REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
 LATER = {"NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"}
 OF_TWO_VMS = {"Resources": [ME, PEER]}
 
 
 def text_of(message: Message, **settings: Any) -> Text:
-    """Return the text of a message a minute after the tests' beginning."""
+    """Return the text of a message as it reads at ``EARLY``."""
     return texts.text_of(replace(message, now=EARLY), Messages(**settings))
 
 
@@ -85,7 +85,7 @@ def test_topic_is_the_same_for_all_steps(
     assert text_of(message(*looks)).topic == topic
 
 
-def test_topic_of_an_exercise_says_so() -> None:
+def test_topic_of_an_exercise_is_marked() -> None:
     assert text_of(message(exercise=True)).topic == "[EXERCISE] Freeze of WestNO_0"
 
 
@@ -163,7 +163,7 @@ def test_clock_shows_a_time_that_the_zone_cannot_express_in_utc() -> None:
 # ---- the end of an event
 
 
-def test_end_says_how_long_this_vm_was_interrupted_when_several_were() -> None:
+def test_end_of_several_vms_has_the_interruption_of_this_vm() -> None:
     over = message(OF_TWO_VMS, OF_TWO_VMS | STARTED, None)
     measured = with_record_fields(over, interruption_seconds=4.2)  # each VM measures only its own
 
@@ -184,7 +184,7 @@ def test_end_says_that_its_outcome_is_unknown() -> None:
     )
 
 
-def test_end_that_a_reboot_proves_reads_like_one_that_was_seen() -> None:
+def test_end_proved_by_a_reboot_reads_like_one_that_was_seen() -> None:
     gone = message(REBOOT, None, kind="ended")
     proved = with_record_fields(gone, outcome="finished", reason="machine_rebooted")
 
@@ -195,7 +195,7 @@ def test_end_that_a_reboot_proves_reads_like_one_that_was_seen() -> None:
     assert text.advice == "Check that all applications on the VM run again."
 
 
-def test_end_is_information_in_the_past_tense() -> None:
+def test_end_has_severity_info_and_a_measured_interruption() -> None:
     over = message(REBOOT, REBOOT | STARTED, None)
 
     text = text_of(with_record_fields(over, interruption_seconds=95.0))
@@ -561,10 +561,10 @@ def test_configured_advice_is_shown_until_event_is_over(looks: tuple[dict[str, A
     assert text.advice == "Call the night shift."
 
 
-def test_text_of_azure_mentions_no_one_but_configured_advice_may() -> None:
-    evil = {"EventType": "@everyone", "Description": "@here <!channel> ops@example.org"}
+def test_text_mentions_only_people_named_in_configured_advice() -> None:
+    mentioning = {"EventType": "@everyone", "Description": "@here <!channel> ops@example.org"}
 
-    text = text_of(message(evil, vm=Vm(name="@all")), advice={"@everyone": "@here: look"})
+    text = text_of(message(mentioning, vm=Vm(name="@all")), advice={"@everyone": "@here: look"})
 
     assert text.title.startswith("@\u200beveryone")
     assert ("Azure's description", "@\u200bhere <\u200b!channel> ops@example.org") in text.facts
@@ -572,7 +572,7 @@ def test_text_of_azure_mentions_no_one_but_configured_advice_may() -> None:
     assert text.advice == "@here: look"
 
 
-def test_configured_advice_ends_with_its_event() -> None:
+def test_configured_advice_is_not_shown_once_event_is_over() -> None:
     text = text_of(message(REBOOT, REBOOT | STARTED, None), advice=NIGHT_SHIFT)
 
     assert text.advice != "Call the night shift."
@@ -597,7 +597,7 @@ LINKS = Links(
 )
 
 
-def test_links_have_names_of_vm_and_type() -> None:
+def test_links_contain_names_of_vm_and_type() -> None:
     text = text_of(message(vm=Vm(name="a b/c")), links=LINKS)
 
     assert {link.name: link.value for link in text.links} == {
