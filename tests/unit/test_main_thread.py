@@ -35,12 +35,24 @@ def test_wait_ends_when_another_thread_wakes_it() -> None:
     assert not is_to_stop
 
 
-def test_wait_ends_once_when_woken_before_it() -> None:
+def test_wait_ends_at_once_when_woken_before_it() -> None:
     with MainThread() as main:
         main.wake()
 
-        assert not wait(main)
-        assert not main.wait(0.0)
+        is_to_stop = wait(main)
+
+    assert not is_to_stop
+
+
+def test_wake_ends_a_single_wait() -> None:
+    with MainThread() as main:
+        main.wake()
+        wait(main)
+        started = time.monotonic()
+
+        main.wait(0.2)
+
+        assert time.monotonic() - started > 0.1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

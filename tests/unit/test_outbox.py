@@ -1718,7 +1718,7 @@ def test_redirected_reminder_copies_all_but_routing_fields(box: Box) -> None:
     assert moved == replace(reminder, sink="ops", delivery_id=identity, seq=1)
 
 
-# ---- ends for sinks that opened something, although no route leads there
+# ---- ends for sinks with an open incident or message, although no route leads there
 
 
 def open_at_pager(box: Box) -> None:
@@ -1735,7 +1735,7 @@ def routed_end(sink: str = "chat") -> Delivery:
 
 
 @pytest.mark.parametrize("ends", [[routed_end()], []])
-def test_end_goes_to_sinks_that_opened_something(box: Box, ends: list[Delivery]) -> None:
+def test_end_goes_to_sinks_with_an_open_incident(box: Box, ends: list[Delivery]) -> None:
     open_at_pager(box)
 
     removed = box.take("finished", "e", *ends, now=100)
@@ -1776,12 +1776,12 @@ def test_end_goes_to_waiting_start_that_will_open_a_message(box: Box) -> None:
     assert kinds(box.rows(sink="bot")) == ["started", "finished"]
 
 
-def test_last_message_of_a_vm_goes_to_sinks_that_opened_something(box: Box) -> None:
+def test_last_message_of_a_vm_goes_to_sinks_with_an_open_incident(box: Box) -> None:
     open_at_pager(box)
 
     box.take("updated", "e", scope="peer", previous_scope="self", now=100)
 
-    assert [row.kind for row in box.rows(sink="pager")] == ["updated"]
+    assert kinds(box.rows(sink="pager")) == ["updated"]
 
 
 def test_other_changes_go_only_where_routes_lead(box: Box) -> None:
@@ -1812,7 +1812,7 @@ def test_end_does_not_go_to_sinks_of_other_events(box: Box) -> None:
 @pytest.mark.parametrize(
     ("sink", "expected"), [("pager", ["started", "finished"]), ("chat", ["started"])]
 )
-def test_end_follows_a_message_that_will_open_something(
+def test_end_follows_a_message_that_will_open_an_incident(
     box: Box, sink: str, expected: list[str]
 ) -> None:
     box.outbox.use_sinks({"chat": Terms(), "pager": PAGER}, no_targets, 0)
@@ -1820,10 +1820,10 @@ def test_end_follows_a_message_that_will_open_something(
 
     box.take("finished", "e", now=100)
 
-    assert [row.kind for row in box.rows(sink=sink)] == expected
+    assert kinds(box.rows(sink=sink)) == expected
 
 
-def test_removed_sink_that_opened_something_is_returned_once(box: Box) -> None:
+def test_removed_sink_with_an_open_incident_is_returned_once(box: Box) -> None:
     open_at_pager(box)
     box.outbox.use_sinks({"chat": Terms()}, no_targets, 50)
 
@@ -1835,7 +1835,7 @@ def test_removed_sink_that_opened_something_is_returned_once(box: Box) -> None:
     assert box.rows(sink="pager") == []
 
 
-def test_outbox_forgets_what_was_opened_once_it_is_closed(box: Box) -> None:
+def test_outbox_forgets_thread_once_its_end_is_accepted(box: Box) -> None:
     open_at_pager(box)
     end = routed_end("pager")
     box.take("finished", "e", end, now=100)
@@ -1848,7 +1848,7 @@ def test_outbox_forgets_what_was_opened_once_it_is_closed(box: Box) -> None:
     assert box.rows() == []
 
 
-def test_late_acceptance_does_not_forget_what_is_to_be_closed(box: Box) -> None:
+def test_late_acceptance_keeps_thread_for_the_end_that_waits(box: Box) -> None:
     open_at_pager(box)
     update = delivery("e", "pager", kind="updated", change_id="update")
     box.put(update)
@@ -1868,7 +1868,7 @@ def test_end_follows_fallback_that_its_route_does_not_have(box: Box) -> None:
 
     box.take("finished", "e", routed_end(), now=200)
 
-    assert [row.kind for row in box.rows(sink="mail")] == ["finished"]
+    assert kinds(box.rows(sink="mail")) == ["finished"]
 
 
 def to_ops_with_hub_as_fallback(_row: Delivery) -> Targets:
