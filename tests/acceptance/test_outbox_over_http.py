@@ -56,9 +56,17 @@ def agent(directory: Path) -> Iterator[RunningAgent]:
             imds.endpoint, state, write_config(state, config)
         ).without_waiting() as agent:
             imds.set_document(body(item("e", NotBefore=FUTURE)))
-            eventually(lambda: agent.log.count("refused `announced`") == 2)
             agent.wait_until_listening()
+            eventually(lambda: dead_letters(agent) == 2)
             yield agent
+
+
+def dead_letters(agent: RunningAgent) -> int:
+    """Return how many dead letters the agent lists at its socket."""
+    listed = notbefore("outbox", "list", "--json", "--state-dir", str(agent.state))
+    assert listed.returncode == 0, listed.stderr
+    states = [delivery["state"] for delivery in parsed_output("outbox list", listed.stdout)]
+    return states.count("dead")
 
 
 def ask(agent: RunningAgent, directory: Path, query: str) -> requests.Response:

@@ -25,6 +25,8 @@ def test_recommendation_is_reported_until_withdrawn_and_not_approved(
     ):
         event_id = imds.start("spot-rebalance")
         agent.wait_for_changes("announced")
+        # the announcement expires if the end comes before it is sent
+        eventually(lambda: agent.count("delivered") == 1)
         agent.wait_until_listening()
         by_hand = notbefore("approve", event_id, "--yes", "--state-dir", str(agent.state))
 
