@@ -13,7 +13,7 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.slack import SlackWorkspace
-from support.agent import RunningAgent, courier_of, eventually, notbefore
+from support.agent import PATIENCE, RunningAgent, eventually, notbefore
 from support.azure import ME, STARTED, body, item
 from support.azurite import Azurite
 from support.fleet_instance import RunningFleet, send, write_fleet_config
@@ -60,7 +60,7 @@ def configuration(
 
 def stored_threads(state: Path) -> int:
     """Return how many events have a message in Slack by the state file."""
-    with closing(sqlite3.connect(state / "notbefore.db", timeout=10)) as db:
+    with closing(sqlite3.connect(state / "notbefore.db", timeout=PATIENCE)) as db:
         count: int = db.execute("SELECT count(*) FROM rows WHERE kind = 'thread'").fetchone()[0]
     return count
 
@@ -79,8 +79,13 @@ def test_message_continues_after_kills_of_the_agent_and_its_courier(
     with RunningAgent(imds.endpoint, state, config) as agent:
         imds.set_document(STARTED_DOCUMENT)
         eventually(lambda: agent.count("delivered", "oncall") == 2)
-        os.kill(courier_of(agent.process.pid), signal.SIGKILL)
+        requests = len(slack.requests)
+        slack.default = Answer(how="hang")
         imds.set_document(ENDED_DOCUMENT)
+        # an idle courier may end at any time, but not during an attempt
+        eventually(lambda: len(slack.requests) > requests)
+        os.kill(agent.courier(), signal.SIGKILL)
+        slack.default = Answer()
         eventually(lambda: agent.count("delivered", "oncall") == 3)
         eventually(lambda: stored_threads(state) == 0)
 
