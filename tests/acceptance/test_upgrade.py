@@ -73,7 +73,6 @@ def test_agent_ends_for_a_newer_version_that_works(hook: HttpPeer, tmp_path: Pat
         imds.set_document(listed("E1"))
 
         with agent_of(tmp_path, imds, hook) as agent:
-            # the courier lingers for a minute
             eventually(lambda: agent.count("delivered") == 1)
 
             install(tmp_path / "opt", newer)
