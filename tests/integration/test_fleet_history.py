@@ -15,6 +15,7 @@ NOW = THEN.timestamp()
 
 
 def write(directory: Path, *events: PastEvent) -> History:
+    """Write events into the history of a state directory, and return the history."""
     history = History(directory)
     history.write(events, NOW)
     return history
@@ -25,34 +26,39 @@ def ids(events: Iterable[PastEvent]) -> list[str]:
 
 
 def test_rewritten_event_replaces_its_earlier_entry(tmp_path: Path) -> None:
-    later = THEN + timedelta(hours=1)
-    write(
-        tmp_path,
-        past_event("A", outcome="unknown"),
-        past_event("B"),
-        past_event("B", nth=1),
-        past_event("B", resource_group="lab"),
-    )
-    history = write(tmp_path, past_event("a", closed=later))
+    history = write(tmp_path, past_event("A", outcome="unknown"), past_event("B"))
 
-    assert ids(read_past(history.past(0.0))) == ["B", "B", "B", "a"]
-    (event,) = read_past(history.past(NOW + 60))  # only those that ended since then
+    history.write([past_event("a", closed=THEN + timedelta(hours=1))], NOW)
+
+    assert ids(read_past(history.past(0.0))) == ["B", "a"]
+    (event,) = read_past(history.past(NOW + 60))
     assert event.event_id == "a"
     assert event.outcome == "finished"
 
 
+def test_events_with_the_same_id_have_their_own_entries(tmp_path: Path) -> None:
+    history = write(
+        tmp_path,
+        past_event("B"),
+        past_event("B", nth=1),  # it came back
+        past_event("B", resource_group="lab"),
+    )
+
+    assert ids(read_past(history.past(0.0))) == ["B", "B", "B"]
+
+
 def test_corrected_entry_keeps_what_was_measured_before(tmp_path: Path) -> None:
-    unknown = past_event("A", outcome="unknown", notice=(840.0,), azure_notice=None)
-    of_azure = past_event(
+    by_agents = past_event("A", outcome="unknown", notice=(840.0,), azure_notice=None)
+    by_azure = past_event(
         "A", notice=(), measured={}, reported_by=0, azure_notice=0.0, ended_by="azure"
     )
 
-    history = write(tmp_path, unknown, of_azure)
-    history.write([of_azure], NOW)
+    history = write(tmp_path, by_agents, by_azure)
+    history.write([by_azure], NOW)
 
     (event,) = read_past(history.past(0.0))
     assert event.outcome == "finished"
-    assert event.measured == unknown.measured
+    assert event.measured == by_agents.measured
     assert event.reported_by == 3
     assert event.azure_notice == 0.0
 
@@ -93,7 +99,7 @@ def test_history_deletes_events_older_than_its_limit(tmp_path: Path) -> None:
 
 def test_history_is_empty_until_its_table_is_created(tmp_path: Path) -> None:
     history = History(tmp_path)
-    history.path.touch()  # as ``write`` does before SQLite uses the file
+    history.path.touch()  # ``write`` also creates the file before SQLite uses it
 
     assert history.past(0.0) == []
 

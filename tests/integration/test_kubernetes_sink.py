@@ -9,13 +9,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from integration.test_kubernetes import rendered
+from integration.test_kubernetes import Objects, rendered
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Kubernetes as Settings
 from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
 from notbefore.core.duration import Duration
-from notbefore.core.message import Templated
+from notbefore.core.message import Message, Templated
 from notbefore.core.text import rfc3339
 from notbefore.courier.sinks import make
 from notbefore.courier.sinks.kubernetes import HEARTBEAT, MAX_LISTED_EVENTS
@@ -28,12 +28,12 @@ from support.messages import message, sent
 from support.peers import Answer
 
 REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
-REFUSAL = {
+HINTS = {  # status of a refusal -> what the error says about it
     401: "the API server does not accept the token of the service account",
     403: "the service account needs `create` of events",
     404: "is this the name of the node",
 }
-STATUSES = {  # -> whether it is final, and whether a person has to correct something
+REFUSALS = {  # status -> whether the error is permanent, and whether it needs a correction by hand
     401: (False, True),
     403: (False, True),
     404: (False, True),
@@ -53,20 +53,18 @@ def cluster(tmp_path: Path) -> Iterator[Kubernetes]:
         assert not server.faults
 
 
-def config_of(cluster: Kubernetes, **settings: Any) -> SinkConfig:
-    settings.setdefault("timeout", Duration("60s"))  # enough for a stand-in on a busy machine
-    return SinkConfig(
-        kubernetes=Settings(
-            node_name=settings.pop("node_name", NODE),
-            url=cluster.url,
-            token=Secret(str(cluster.token_file), "file"),
-            ca_file=str(cluster.ca_file),
-            **settings,
-        ),
+def config_of(cluster: Kubernetes, node_name: str = NODE, timeout: str = "60s") -> SinkConfig:
+    settings = Settings(
+        node_name=node_name,
+        url=cluster.url,
+        token=Secret(str(cluster.token_file), "file"),
+        ca_file=str(cluster.ca_file),
+        timeout=Duration(timeout),
     )
+    return SinkConfig(kubernetes=settings)
 
 
-def test_event_shows_in_description_of_node(cluster: Kubernetes) -> None:
+def test_event_is_found_by_kubectl_describe_node(cluster: Kubernetes) -> None:
     sent(config_of(cluster), message(REBOOT))
 
     (event,) = cluster.described
@@ -125,14 +123,14 @@ def test_condition_lasts_from_announcement_to_end(cluster: Kubernetes) -> None:
 
 
 @pytest.mark.parametrize(
-    "end",
+    "last_look",
     [
-        pytest.param((REBOOT, None), id="canceled"),
-        pytest.param((REBOOT, REBOOT | {"Resources": [PEER]}), id="no longer affected"),
+        pytest.param(None, id="canceled"),
+        pytest.param(REBOOT | {"Resources": [PEER]}, id="no longer affected"),
     ],
 )
-def test_condition_ends_without_a_start(end: tuple[Any, ...], cluster: Kubernetes) -> None:
-    sent(config_of(cluster), message(REBOOT), message(*end))
+def test_condition_ends_without_a_start(last_look: Any, cluster: Kubernetes) -> None:
+    sent(config_of(cluster), message(REBOOT), message(REBOOT, last_look))
 
     assert cluster.condition is None
 
@@ -170,9 +168,17 @@ def test_late_end_leaves_later_event_in_condition(cluster: Kubernetes) -> None:
     assert "(later)" in cluster.condition["message"]
 
 
-@pytest.mark.parametrize("other", [message(REBOOT, exercise=True), message({"Resources": [PEER]})])
-def test_exercise_and_event_of_other_vm_set_no_condition(other: Any, cluster: Kubernetes) -> None:
-    sent(config_of(cluster), other)
+@pytest.mark.parametrize(
+    "announced",
+    [
+        pytest.param(message(REBOOT, exercise=True), id="exercise"),
+        pytest.param(message({"Resources": [PEER]}), id="event of another VM"),
+    ],
+)
+def test_exercise_and_event_of_other_vm_set_no_condition(
+    announced: Message, cluster: Kubernetes
+) -> None:
+    sent(config_of(cluster), announced)
 
     assert cluster.condition is None
     assert len(cluster.described) == 1
@@ -193,7 +199,7 @@ def test_approval_keeps_condition_up_to_date(cluster: Kubernetes) -> None:
 
     _, receipt = sent(config_of(cluster), message(REBOOT), approved)
 
-    # the outbox repeats the last message of an event, in place of the one before
+    # the outbox now repeats this message in place of the announcement
     assert receipt.repeat == HEARTBEAT
     assert cluster.condition is not None
     assert cluster.condition["lastHeartbeatTime"] == rfc3339(at(400))
@@ -248,22 +254,22 @@ def test_rotated_token_is_read_again(cluster: Kubernetes) -> None:
     assert len(cluster.described) == 2
 
 
-@pytest.mark.parametrize("code", STATUSES)
-def test_refusal_tells_cause_and_whether_to_try_again(code: int, cluster: Kubernetes) -> None:
+@pytest.mark.parametrize("code", REFUSALS)
+def test_refusal_names_its_cause_and_its_remedy(code: int, cluster: Kubernetes) -> None:
     cluster.default = status(code, 'nodes "x" has a problem')
 
     with pytest.raises(SendError) as raised:
         sent(config_of(cluster), message(REBOOT))
 
-    permanent, by_hand = STATUSES[code]
+    permanent, by_hand = REFUSALS[code]
     text = str(raised.value)
     assert text.startswith(f'cannot patch the status of the node {NODE}: {code}: nodes "x" has a')
-    assert REFUSAL.get(code, "") in text
+    assert HINTS.get(code, "") in text
     assert raised.value.permanent is permanent
     assert raised.value.by_hand is by_hand
 
 
-def test_throttled_request_waits_as_told(cluster: Kubernetes) -> None:
+def test_throttled_request_waits_for_the_retry_after(cluster: Kubernetes) -> None:
     cluster.default = Answer(429, (("Retry-After", "17"),), b"Too many requests")
 
     with pytest.raises(SendError) as raised:
@@ -320,7 +326,7 @@ def test_slow_api_server_ends_the_attempt(cluster: Kubernetes) -> None:
 
     # a third for each request, and a quarter of that for the TLS handshake
     with pytest.raises(SendError, match="no complete answer within 5 s") as raised:
-        sent(config_of(cluster, timeout=Duration("15s")), message(REBOOT))
+        sent(config_of(cluster, timeout="15s"), message(REBOOT))
 
     assert not raised.value.permanent
 
@@ -332,7 +338,7 @@ def test_slow_api_server_ends_the_attempt(cluster: Kubernetes) -> None:
         ({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, "NODE_NAME"),
     ],
 )
-def test_agent_outside_a_pod_is_told_what_is_missing(
+def test_variable_that_is_missing_outside_a_pod_is_named(
     variables: dict[str, str], missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "NODE_NAME"):
@@ -351,8 +357,9 @@ RBAC = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 def test_chart_grants_nothing_without_the_sink() -> None:
     objects = rendered({})
 
+    kinds = {kind for kind, _ in objects}
     pod = objects["DaemonSet", "notbefore"]["spec"]["template"]["spec"]
-    assert not [kind for kind, _ in objects if kind in RBAC]
+    assert kinds.isdisjoint(RBAC)
     assert pod["automountServiceAccountToken"] is False
     assert "env" not in pod["containers"][0]
 
@@ -360,10 +367,8 @@ def test_chart_grants_nothing_without_the_sink() -> None:
 def test_chart_grants_what_the_sink_uses_and_no_more() -> None:
     objects = rendered(VALUES, name="other", namespace="elsewhere")
 
-    for (kind, _), content in objects.items():
-        if kind in RBAC:
-            for version in VERSIONS:
-                kubernetes_validate.validate(content, version, strict=True)
+    for kind in RBAC:
+        validate(by_kind(objects, kind))
     account = {"kind": "ServiceAccount", "name": "other", "namespace": "elsewhere"}
     for kind in ("ClusterRoleBinding", "RoleBinding"):
         assert by_kind(objects, kind)["subjects"] == [account]
@@ -375,29 +380,34 @@ def test_chart_grants_what_the_sink_uses_and_no_more() -> None:
     assert role["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
 
 
-def by_kind(objects: dict[tuple[str, str], Any], kind: str) -> Any:
-    (content,) = (each for (name, _), each in objects.items() if name == kind)
-    return content
+def by_kind(objects: Objects, kind: str) -> Any:
+    """Return the only object of a kind."""
+    (manifest,) = (manifest for (its_kind, _), manifest in objects.items() if its_kind == kind)
+    return manifest
+
+
+def validate(manifest: Any) -> None:
+    """Check an object against the schemas of the oldest and the newest version."""
+    for version in VERSIONS:
+        kubernetes_validate.validate(manifest, version, strict=True)
 
 
 @pytest.mark.long
 def test_agent_in_a_pod_of_the_chart_reaches_the_api_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The chart's own configuration, environment and rules; the pod's paths are a directory."""
+    """The configuration, the variable and the rules are the chart's; only the paths differ."""
     objects = rendered(VALUES)
     pod = objects["DaemonSet", "notbefore"]["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is True
     (variable,) = pod["containers"][0]["env"]
     assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
-    rules = [
-        *by_kind(objects, "ClusterRole")["rules"],
-        *[rule | {"namespace": "default"} for rule in by_kind(objects, "Role")["rules"]],
-    ]
-    text = objects["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
+    rules = list(by_kind(objects, "ClusterRole")["rules"])
+    for rule in by_kind(objects, "Role")["rules"]:
+        rules.append(rule | {"namespace": "default"})
+    config = yaml.safe_load(objects["ConfigMap", "notbefore"]["data"]["notbefore.yml"])
 
     with Kubernetes(tmp_path, rules) as cluster, Simulator() as imds:
-        config = yaml.safe_load(text)
         config["sinks"]["node"]["kubernetes"] = {
             "token_file": str(cluster.token_file),
             "ca_file": str(cluster.ca_file),
@@ -408,7 +418,9 @@ def test_agent_in_a_pod_of_the_chart_reaches_the_api_server(
         imds.set_document(listed("e"))
         with RunningAgent(imds.endpoint, tmp_path / "state", config):
             eventually(lambda: cluster.condition is not None)
+
             imds.set_document(body(incarnation=2))
             eventually(lambda: len(cluster.described) == 2)
             eventually(lambda: cluster.condition is None)
+
     assert not cluster.faults
