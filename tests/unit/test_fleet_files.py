@@ -83,6 +83,7 @@ def test_hanging_disk_does_not_delay_other_snapshots(tmp_path: Path) -> None:
     async def read_both() -> tuple[bytes, bytes]:
         snapshots = FileSnapshots(tmp_path)
         hanging = asyncio.create_task(snapshots.read("0"))
+        await asyncio.sleep(0)  # the task begins: its read is the first of the two
         other = await snapshots.read("1")
         hanging_file.write_bytes(b"late")
         return await hanging, other
