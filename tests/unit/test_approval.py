@@ -70,11 +70,18 @@ def test_policy_refuses_two_rules_of_one_name() -> None:
         Policy(rules=(Rule("all", name="drained"), Rule("all", name="drained")))
 
 
+def judged(event: TrackedEvent, *rules: Rule, vm: str | None = ME) -> Decision:
+    return judge(Policy(rules=rules), event, vm)
+
+
 # ---- the first rule that matches
 
 
-def judged(event: TrackedEvent, *rules: Rule, vm: str | None = ME) -> Decision:
-    return judge(Policy(rules=rules), event, vm)
+def test_next_rule_decides_when_first_does_not_match() -> None:
+    decision = judged(tracked(), Rule(RuleMatch(event_type=("Reboot",))), Rule("all"))
+
+    assert decision.action == "approve"
+    assert decision.rule == "rules[1]"
 
 
 # ---- events of several VMs
@@ -186,13 +193,6 @@ def test_rules_leave_an_event_that_has_started() -> None:
 
     assert decision.action == "leave"
     assert decision.why == "it is Started: only a Scheduled event can be approved"
-
-
-def test_next_rule_decides_when_first_does_not_match() -> None:
-    decision = judged(tracked(), Rule(RuleMatch(event_type=("Reboot",))), Rule("all"))
-
-    assert decision.action == "approve"
-    assert decision.rule == "rules[1]"
 
 
 @pytest.mark.parametrize(

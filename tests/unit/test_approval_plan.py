@@ -47,8 +47,6 @@ def planned(
 
 
 OF_TWO_VMS = tracked(Resources=[PEER, ME])
-
-
 IN_TURN = "this VM is number 2 of 2, if none before it approves it"
 NOT_SENT = "nothing is sent: approval.dry_run is true"
 
