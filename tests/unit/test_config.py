@@ -75,9 +75,9 @@ def test_command_line_wins_over_environment_and_file(tmp_path: Path) -> None:
     path = write(tmp_path, "vm: {name: file}\n")
     environment = {"NOTBEFORE_VM__NAME": "environment", "OTHER__X": "y"}
 
-    config = load(path, environment, {"vm.name": "words", "state.dir": None})
+    config = load(path, environment, {"vm.name": "command-line", "state.dir": None})
 
-    assert config.vm.name == "words"
+    assert config.vm.name == "command-line"
 
 
 def test_environment_wins_over_file(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_critical_delivery_has_a_fallback_after_some_time() -> None:
 def test_delivery_that_is_not_critical_has_no_fallback_time() -> None:
     (info,) = deliveries_of(last_change({}), WITH_FALLBACK)
 
-    assert info.fallback == ("hub",)  # it may have got the beginning, and then gets the end
+    assert info.fallback == ("hub",)  # it gets the end, if it got the beginning
     assert info.fallback_at is None
 
 
@@ -348,7 +348,7 @@ def test_unreadable_record_has_no_targets() -> None:
     assert targets_of(b"{}", Routing((TO_OPS, TO_REST), {}), VM) == Targets()
 
 
-# ---- what stays open
+# ---- deliveries that stay open
 
 
 @pytest.mark.parametrize(

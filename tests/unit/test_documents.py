@@ -59,12 +59,12 @@ each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=document_name)
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """Return the name of the document and the text of each block of a language."""
-    blocks_and_documents = []
+    named_blocks = []
     for path, text in TEXTS.items():
         for block_language, block in FENCE.findall(text):
             if block_language == language:
-                blocks_and_documents.append((path.name, block))
-    return blocks_and_documents
+                named_blocks.append((path.name, block))
+    return named_blocks
 
 
 # ---- generated pages
@@ -110,7 +110,7 @@ def test_claimed_versions_of_python_are_tested() -> None:
 # ---- configurations
 
 
-def is_of_sinks(values: dict[str, Any]) -> bool:
+def defines_sinks(values: dict[str, Any]) -> bool:
     """Return whether a block defines sinks by their names, without the section ``sinks``."""
     return all(isinstance(sink, dict) and set(sink) <= set(KINDS) for sink in values.values())
 
@@ -123,7 +123,7 @@ def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         if set(values) <= SECTIONS:
             yield name, values
-        elif is_of_sinks(values):
+        elif defines_sinks(values):
             yield name, {"sinks": values}
 
 
