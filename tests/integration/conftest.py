@@ -25,6 +25,7 @@ def peer() -> Iterator[HttpPeer]:
 @pytest.fixture(autouse=True)
 def _a_slow_disk_is_not_sick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk of a busy machine may take seconds, and a sick disk would fail these tests."""
+    monkeypatch.setattr(disk, "START_PATIENCE", PATIENCE)
     monkeypatch.setattr(disk, "SLOW", PATIENCE)
     monkeypatch.setattr(store, "READ_PATIENCE", PATIENCE)
     monkeypatch.setattr(state, "WRITE_PATIENCE", PATIENCE)

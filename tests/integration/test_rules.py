@@ -26,7 +26,7 @@ from notbefore.wording.phrases import (
     TypePhrases,
     phrases_of,
 )
-from support.agent import run
+from support.agent import PATIENCE, run
 from support.azure import at, item
 from support.fast_motion import Chapters, FleetInstance, FleetVm, Items, Target, input_series
 from support.needs import needs
@@ -913,6 +913,7 @@ def advised(event_type: str) -> Case:
 
 IMPACTS: Final = [name for name in (*EVENT_TYPES, "New") if not event_type_of(name).is_advice]
 OF_TYPES: Final = [advised(event_type) for event_type in IMPACTS]
+SHARES: Final = 8  # of the cases, each for one test: all of them take promtool a minute or more
 CASES: Final = [*OF_TYPES, *OF_EVENTS, *OF_AGENTS, *OF_FLEETS]
 
 
@@ -920,7 +921,7 @@ def promtool(*words: str | Path) -> None:
     """Run promtool, which must succeed."""
     needs("promtool")
     # without GOGC, the garbage collector takes a third of the time
-    result = run("promtool", *words, GOGC="400", GOMAXPROCS="1")
+    result = run("promtool", *words, timeout=2 * PATIENCE, GOGC="400", GOMAXPROCS="1")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -975,9 +976,9 @@ def promtool_test(case: Case) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("share", range(4))
+@pytest.mark.parametrize("share", range(SHARES))
 def test_rules_fire_as_each_case_expects(share: int, tmp_path: Path) -> None:
-    tests = [promtool_test(case) for case in CASES[share::4]]
+    tests = [promtool_test(case) for case in CASES[share::SHARES]]
     names = [group["name"] for group in GROUPS]
     for interval in ("15s", "60s"):
         options: dict[str, Any] = {"evaluation_interval": interval}

@@ -28,7 +28,7 @@ from notbefore.store.file import FILE_NAME, StateFile, StoredChange, StoredState
 from notbefore.store.store import HistoryRecords, Store
 from notbefore.wording.records import record_of
 from support import box
-from support.agent import eventually
+from support.agent import PATIENCE, eventually
 from support.azure import T0
 from support.box import change, rows_of
 from support.locked_disk import LockedDisk, wait_until_written
@@ -146,7 +146,7 @@ def test_delivery_waits_at_most_a_second_for_a_sick_disk(tmp_path: Path) -> None
     with store_in(tmp_path, clock) as store, LockedDisk(store):
         store.put([delivery(created=clock.time(), due=clock.time())])
 
-        assert not store.disk.wait_written(20)
+        assert not store.disk.wait_written(PATIENCE)
         assert store.disk.degraded == "database is locked"
         assert store.next_due() == 1.0
         assert store.exchange([], {"chat": 9}) == []
@@ -414,7 +414,7 @@ def test_file_that_was_unreadable_at_the_start_is_kept_aside(
     load = StateFile.load
     disk_answers = threading.Event()
     monkeypatch.setattr("notbefore.store.disk.START_PATIENCE", 0.1)
-    monkeypatch.setattr(StateFile, "load", lambda file: disk_answers.wait(20) and load(file))
+    monkeypatch.setattr(StateFile, "load", lambda file: disk_answers.wait(PATIENCE) and load(file))
     # the first check fails; by the second one there is a new file
     check = Mock(side_effect=[OSError(errno.EIO, "I/O error"), *repeat(None, 1_000)])
     monkeypatch.setattr(StateFile, "check", check)
@@ -453,24 +453,24 @@ def test_disk_does_no_call_that_it_has_not_begun_in_time(
 
     def hang() -> None:
         hanging.set()
-        answers.wait(20)
+        answers.wait(PATIENCE)
 
     with store_in(tmp_path) as store:
         wait_until_written(store)
         monkeypatch.setattr("notbefore.store.disk.SLOW", 1.0)
-        first = threading.Thread(target=store.disk.do, args=(hang, 20))
+        first = threading.Thread(target=store.disk.do, args=(hang, PATIENCE))
         first.start()
-        assert hanging.wait(20)
+        assert hanging.wait(PATIENCE)
 
         with pytest.raises(TimeoutError, match="has not answered"):
             store.disk.do(lambda: calls.append("behind the call that hangs"), 0.2)
         eventually(lambda: store.disk.hangs)
         with pytest.raises(TimeoutError, match="has not"):
-            store.disk.do(lambda: calls.append("while the disk hangs"), 20)
+            store.disk.do(lambda: calls.append("while the disk hangs"), PATIENCE)
         answers.set()
-        first.join(20)
+        first.join(PATIENCE)
         eventually(lambda: not store.disk.hangs)
-        store.disk.do(lambda: calls.append("afterwards"), 20)
+        store.disk.do(lambda: calls.append("afterwards"), PATIENCE)
 
     assert calls == ["afterwards"]
 
@@ -478,14 +478,14 @@ def test_disk_does_no_call_that_it_has_not_begun_in_time(
 def test_disk_has_time_to_answer_after_a_freeze_beyond_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timeouts = iter((0.0, 20.0))  # as if the first wait had passed in the freeze
+    timeouts = iter((0.0, PATIENCE))  # as if the first wait had passed in the freeze
 
     with store_in(tmp_path) as store, monkeypatch.context() as patched:
         patched.setattr(
             "notbefore.store.disk.wait", lambda futures, _: wait(futures, next(timeouts))
         )
 
-        assert store.disk.do(lambda: threading.Event().wait(0.1), 20) is False
+        assert store.disk.do(lambda: threading.Event().wait(0.1), PATIENCE) is False
 
 
 # ---- the time that deliveries have left

@@ -23,7 +23,7 @@ from notbefore.core.record import Vm
 from notbefore.core.routing import Route
 from notbefore.errors import ImdsError
 from notbefore.store.store import Store
-from support.agent import eventually
+from support.agent import PATIENCE, eventually
 from support.azure import ID, ME, PEER, STARTED, body, item
 from support.box import rows_of
 from support.locked_disk import LockedDisk
@@ -153,7 +153,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 
 def lease(store: Store, *results: SendResult, **limits: int) -> Sequence[Delivery]:
     """Wait until everything is on disk; return the deliveries that a courier gets then."""
-    assert store.disk.wait_written(20)
+    assert store.disk.wait_written(PATIENCE)
     return store.exchange(results, limits)
 
 
@@ -685,7 +685,7 @@ def test_two_threads_write_each_record_once(agents: Agents) -> None:
         for number in range(20):
             agents.sees(MINE, item(f"other-{number}", Resources=[PEER]))
         for write in writes:
-            write.result(20)
+            write.result(PATIENCE)
 
     change_ids = [record["azure.scheduled_event.change_id"] for record in agents.records]
     assert len(change_ids) == 1 + 30 + 20 + 19
