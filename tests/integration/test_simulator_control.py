@@ -1,4 +1,4 @@
-"""A running simulator is driven over HTTP: by the commands of the documents, and by wrong ones."""
+"""Requests drive a running simulator over HTTP; wrong requests change nothing."""
 
 import json
 import re
@@ -14,7 +14,7 @@ import requests
 from notbefore.simulator import control
 from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import FAULTS, MAX_FAULTS, MAX_PLAYS, SCENARIOS
-from support.agent import RunningAgent
+from support.agent import PATIENCE, RunningAgent
 from support.azure import ID
 from support.needs import needs
 
@@ -25,23 +25,27 @@ METADATA = {"Metadata": "true"}
 
 @pytest.fixture
 def simulator() -> Iterator[Simulator]:
-    with Simulator(("web_0", "web_1"), speed=60) as running:
+    with Simulator(("web_0", "web_1")) as running:
         yield running
 
 
 def post(simulator: Simulator, path: str, body: Any, **headers: str) -> requests.Response:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    """Send bytes as they are, and any other body as JSON."""
+    data = body
+    if not isinstance(body, bytes):
+        data = json.dumps(body).encode()
     with requests.Session() as session:
         session.trust_env = False
         return session.post(
             f"{simulator.endpoint}/simulator/{path}",
             data=data,
             headers={**METADATA, **headers},
-            timeout=30,
+            timeout=PATIENCE,
         )
 
 
 def events(simulator: Simulator) -> list[dict[str, Any]]:
+    """Return the events that the simulator lists."""
     listed: list[dict[str, Any]] = json.loads(simulator.body())["Events"]
     return listed
 
@@ -51,16 +55,17 @@ def test_commands_of_the_document_drive_a_simulator(simulator: Simulator) -> Non
     commands = CURL.findall(DOCUMENT)
     assert len(commands) == 4
 
-    for command, answer in commands:
+    for command, expected_output in commands:
         words = shlex.split(command.replace("http://127.0.0.1:16925", simulator.endpoint))
         output = subprocess.run(
             [*words, "--noproxy", "*", "--fail"], capture_output=True, text=True, check=True
         ).stdout
-        for event in events(simulator):
+        for event in events(simulator):  # the one that the second command starts
             assert event["Resources"] == ["web_0"]
             assert event["EventType"] == "Reboot"
-            output = output.replace(event["EventId"], ID)
-        assert output == answer
+            output = output.replace(event["EventId"], ID)  # the document shows this id
+
+        assert output == expected_output
 
     assert events(simulator) == []
 
@@ -77,7 +82,6 @@ def test_agent_reports_events_that_are_started_over_http(
     simulator: Simulator, tmp_path: Path
 ) -> None:
     with RunningAgent(simulator.endpoint, tmp_path) as agent:
-        # slow: in fast motion, an agent that polls late would miss a step
         reply = post(simulator, "events", {"scenario": "freeze", "speed": 1})
         agent.wait_for_changes("announced")
         post(simulator, "clear", {})
@@ -88,16 +92,17 @@ def test_agent_reports_events_that_are_started_over_http(
 
 
 def test_fault_over_http_affects_as_many_answers_as_it_says(simulator: Simulator) -> None:
-    assert post(simulator, "faults", {"kind": "status", "value": 418, "times": 2}).json() == {}
-
     url = f"{simulator.endpoint}/metadata/scheduledevents?api-version=2020-07-01"
-    statuses = [requests.get(url, headers=METADATA, timeout=30).status_code for _ in range(3)]
 
+    reply = post(simulator, "faults", {"kind": "status", "value": 418, "times": 2})
+    statuses = [requests.get(url, headers=METADATA, timeout=PATIENCE).status_code for _ in range(3)]
+
+    assert reply.json() == {}
     assert statuses == [418, 418, 200]
 
 
 @pytest.mark.parametrize("body", [b"", b"{}"])
-def test_clear_ends_events_and_releases_clients(simulator: Simulator, body: bytes) -> None:
+def test_clear_ends_events(simulator: Simulator, body: bytes) -> None:
     post(simulator, "events", {"scenario": "reboot"})
 
     reply = post(simulator, "clear", body)
@@ -157,7 +162,7 @@ def test_too_large_request_is_refused_unread(simulator: Simulator) -> None:
         ({"X-Forwarded-For": "192.0.2.1"}, "through a proxy"),
     ],
 )
-def test_request_of_a_web_page_or_a_proxy_changes_nothing(
+def test_request_from_a_web_page_or_a_proxy_changes_nothing(
     simulator: Simulator, headers: dict[str, str], mistake: str
 ) -> None:
     reply = post(simulator, "events", {"scenario": "reboot"}, **headers)
@@ -170,7 +175,7 @@ def test_request_of_a_web_page_or_a_proxy_changes_nothing(
 def test_control_paths_answer_only_posts(simulator: Simulator) -> None:
     url = f"{simulator.endpoint}/simulator/clear"
 
-    reply = requests.get(url, headers=METADATA, timeout=30)
+    reply = requests.get(url, headers=METADATA, timeout=PATIENCE)
 
     assert reply.status_code == 405
 

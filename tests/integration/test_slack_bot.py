@@ -20,7 +20,7 @@ from support.peers import Answer
 
 REBOOT = {"EventType": "Reboot"}
 ANNOUNCED = message(REBOOT)
-BEGUN = message(REBOOT, REBOOT | STARTED)
+HAS_STARTED = message(REBOOT, REBOOT | STARTED)
 FINISHED = message(REBOOT, REBOOT | STARTED, None)
 ANNOUNCED_TITLE = "Reboot of WestNO_0 in 14 min"
 STARTED_TITLE = "Reboot of WestNO_0 has started"
@@ -35,6 +35,7 @@ def slack() -> Iterator[SlackWorkspace]:
 
 
 def bot(workspace: SlackWorkspace, **fields: Any) -> SinkConfig:
+    """Return a sink that posts in the channel of a workspace; ``fields``: other settings."""
     settings = {
         "token": Secret(workspace.token),
         "channel": "#oncall",
@@ -61,17 +62,19 @@ def send_steps(config: SinkConfig, *steps: Message) -> str:
 
 
 def failure(config: SinkConfig, step: Message) -> SendError:
+    """Send a step that fails, and return the error."""
     (error,) = outcomes(sink_of(config), step)
     assert isinstance(error, SendError)
     return error
 
 
-def ok_false(name: str, **fields: str) -> Answer:
+def refusal(name: str, **fields: str) -> Answer:
+    """Return Slack's answer to a request that it refuses; ``name``: of the error."""
     return Answer(body=json.dumps({"ok": False, "error": name, **fields}).encode())
 
 
 def test_steps_of_an_event_update_one_message_and_reply(slack: SlackWorkspace) -> None:
-    send_steps(bot(slack), ANNOUNCED, BEGUN, FINISHED)
+    send_steps(bot(slack), ANNOUNCED, HAS_STARTED, FINISHED)
 
     (posted,) = slack.posted
     assert posted.title == FINISHED_TITLE
@@ -87,7 +90,7 @@ def test_steps_of_an_event_update_one_message_and_reply(slack: SlackWorkspace) -
 def test_critical_step_is_also_sent_to_the_channel(slack: SlackWorkspace) -> None:
     reminder = message(REBOOT, kind="reminder", delivery_id="r")
 
-    send_steps(bot(slack), ANNOUNCED, reminder, BEGUN, FINISHED)
+    send_steps(bot(slack), ANNOUNCED, reminder, HAS_STARTED, FINISHED)
 
     (posted,) = slack.posted
     assert posted.broadcast == [f"{ANNOUNCED_TITLE} (reminder)", STARTED_TITLE]
@@ -126,8 +129,8 @@ def test_failed_later_reply_is_sent_again_into_the_thread(slack: SlackWorkspace)
     thread = send_steps(config, ANNOUNCED)
     slack.answers.extend([Answer(), Answer(503)])
 
-    error = failure(config, continued(BEGUN, thread))
-    sent(config, continued(BEGUN, error.thread))
+    error = failure(config, continued(HAS_STARTED, thread))
+    sent(config, continued(HAS_STARTED, error.thread))
 
     (posted,) = slack.posted
     assert posted.thread == [ANNOUNCED_TITLE, STARTED_TITLE]
@@ -138,9 +141,9 @@ def test_step_opens_another_message_when_the_first_cannot_be_updated(
     slack: SlackWorkspace, name: str
 ) -> None:
     thread = send_steps(bot(slack), ANNOUNCED)
-    slack.answers.append(ok_false(name))
+    slack.answers.append(refusal(name))
 
-    sent(bot(slack), continued(BEGUN, thread))
+    sent(bot(slack), continued(HAS_STARTED, thread))
 
     assert [posted.title for posted in slack.posted] == [ANNOUNCED_TITLE, STARTED_TITLE]
 
@@ -148,23 +151,21 @@ def test_step_opens_another_message_when_the_first_cannot_be_updated(
 def test_step_opens_another_message_in_another_channel(slack: SlackWorkspace) -> None:
     thread = send_steps(bot(slack), ANNOUNCED)
 
-    sent(bot(slack, channel=slack.channel), continued(BEGUN, thread))
+    sent(bot(slack, channel=slack.channel), continued(HAS_STARTED, thread))
 
     assert [posted.title for posted in slack.posted] == [ANNOUNCED_TITLE, STARTED_TITLE]
 
 
 @pytest.mark.parametrize("thread", ["", "{", "[]", '{"channel": 1}', "1234.5"])
 def test_unreadable_thread_opens_another_message(slack: SlackWorkspace, thread: str) -> None:
-    sent(bot(slack), continued(BEGUN, thread))
+    sent(bot(slack), continued(HAS_STARTED, thread))
 
     assert [posted.title for posted in slack.posted] == [STARTED_TITLE]
 
 
 @pytest.mark.parametrize("name", TODO)
-def test_correctable_error_says_what_to_do_and_is_tried_again(
-    slack: SlackWorkspace, name: str
-) -> None:
-    slack.answers.append(ok_false(name, needed="chat:write", provided="x"))
+def test_error_that_a_person_can_correct_says_what_to_do(slack: SlackWorkspace, name: str) -> None:
+    slack.answers.append(refusal(name, needed="chat:write", provided="x"))
 
     error = failure(bot(slack), ANNOUNCED)
 
@@ -180,7 +181,7 @@ def test_correctable_error_says_what_to_do_and_is_tried_again(
 def test_error_is_permanent_if_it_is_about_the_message(
     slack: SlackWorkspace, name: str, *, permanent: bool
 ) -> None:
-    slack.answers.append(ok_false(name))
+    slack.answers.append(refusal(name))
 
     error = failure(bot(slack), ANNOUNCED)
 
@@ -189,7 +190,7 @@ def test_error_is_permanent_if_it_is_about_the_message(
     assert not error.by_hand
 
 
-def test_wrong_token_or_channel_is_refused_without_the_token(
+def test_error_of_a_wrong_token_or_channel_does_not_show_the_token(
     slack: SlackWorkspace,
 ) -> None:
     wrong_token = failure(bot(slack, token=Secret("xoxb-wrong")), ANNOUNCED)
@@ -200,7 +201,7 @@ def test_wrong_token_or_channel_is_refused_without_the_token(
     assert "xoxb-wrong" not in str(wrong_token)
 
 
-def test_rate_limit_pauses_for_the_time_that_slack_asks_for(slack: SlackWorkspace) -> None:
+def test_rate_limit_is_an_error_with_the_pause_that_slack_asks_for(slack: SlackWorkspace) -> None:
     limit = Answer(429, (("Retry-After", "30"),), b'{"ok":false,"error":"ratelimited"}')
     slack.answers.extend([Answer(), limit])
 
@@ -223,7 +224,7 @@ def test_hanging_reply_takes_its_half_of_the_timeout_and_keeps_the_message(
 
 
 @pytest.mark.parametrize("body", [b"fine", b"{}", b"[]", b'{"ok": true}', b'{"ok": true, "ts": 1}'])
-def test_answer_that_is_not_slacks_accepts_nothing(slack: SlackWorkspace, body: bytes) -> None:
+def test_answer_of_another_form_accepts_nothing(slack: SlackWorkspace, body: bytes) -> None:
     slack.default = Answer(body=body)
 
     error = failure(bot(slack), ANNOUNCED)
