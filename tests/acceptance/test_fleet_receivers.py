@@ -79,6 +79,10 @@ class Receivers:
             "am": {"alertmanager": {"urls": [f"http://127.0.0.1:{self.alertmanager}"]}},
             "mail": {"email": mail},
         }
+        # otherwise a sink that is slower than another drops its digests once the wave is over
+        for sink in values["sinks"].values():
+            for settings in sink.values():
+                settings["expire_on_end"] = False
         path.write_text(yaml.safe_dump(values), encoding="utf-8")
         return path
 
