@@ -53,6 +53,8 @@ def test_event_of_a_vm_without_an_agent_is_notified_and_shown(
         url = f"http://127.0.0.1:{fleet.port}"
         send(hub, [encoded(azure_message("Scheduled", "E-1", "db_1"))], "sub/rg")
         eventually(lambda: len(hook.requests) == 1)
+        # the state that others see is published after the notification
+        eventually(lambda: fleet.json("/api/v1/fleet/events")["waves"])
         table = notbefore("events", "--fleet", "--url", url)
         answer = fleet.json("/api/v1/fleet/events")
         page = get(fleet.port, "/")[1]
