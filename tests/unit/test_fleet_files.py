@@ -91,8 +91,10 @@ def test_hanging_disk_does_not_delay_other_snapshots(tmp_path: Path) -> None:
     # without it, this test would hang when the code does
     unblock = threading.Timer(20, hanging_file.write_bytes, [b"never"])
     unblock.start()
-    late, other = asyncio.run(read_both())
-    unblock.cancel()
+    try:
+        late, other = asyncio.run(read_both())
+    finally:
+        unblock.cancel()
 
     assert other == b""
     assert late == b"late"
