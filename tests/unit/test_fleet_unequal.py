@@ -160,19 +160,31 @@ def test_event_stays_open_when_a_silent_vm_comes_back() -> None:
     assert story.gone == set()
 
 
-def test_forgotten_vm_stays_left_out() -> None:
+def log_with_forgotten_vm() -> Log:
+    """Return the log of an event of A, which was silent for so long that it is forgotten."""
     log = Log(EACH)
     log.beat(A, B, C)
     for reporter in (A, B, C):
         log.add(reporter, "announced", "LATER", resources=[A.name], not_before=at(5 * 86_400))
     log.pass_time(1.1 * 86_400, B, C)
+    return log
+
+
+def test_forgotten_vm_stays_left_out() -> None:
+    log = log_with_forgotten_vm()
+
     (story,) = log.fold.events.open.values()
     assert story.gone == {A.name}
     assert f"sub/rg/{A.name}" not in log.fold.state.heard
 
+
+def test_forgotten_vm_counts_again_once_it_is_heard() -> None:
+    log = log_with_forgotten_vm()
+
     log.beat(A)
     log.pass_time(60, A, B, C)
 
+    (story,) = log.fold.events.open.values()
     assert story.gone == set()
 
 
@@ -229,7 +241,7 @@ def test_preempt_ends_without_a_neighbor_that_fell_silent() -> None:
 # ---- VMs that join late
 
 
-def test_vm_that_joins_is_announced_when_the_wave_has_named_it() -> None:
+def test_vm_that_joins_an_event_is_notified_once_if_its_wave_named_it() -> None:
     log = Log(WAVES)
     log.add(A, "announced", "FIRST", resources=[A.name, B.name], not_before=at(900))
     log.add(C, "announced", "SECOND", resources=[C.name], not_before=at(1000))
