@@ -42,7 +42,7 @@ fleet: {hub: {namespace: fleet.servicebus.windows.net, hub: changes, auth: manag
 sinks: {hook: {webhook: {url: "http://127.0.0.1:9/", allow_private: true}}}
 """
 DAY = 86_400.0
-NEW_STORY_FIELDS = 3  # at the end, in the present form
+ADDED_STORY_FIELDS = 3  # the last fields of a story, which the previous form lacks
 
 
 def do_nothing() -> None:
@@ -87,15 +87,15 @@ def run(do: Callable[[], Any]) -> None:
     asyncio.run(do())
 
 
-def with_form(snapshot: bytes, form: int, *, without_news: bool = False) -> bytes:
-    """A snapshot as a version with another form writes it."""
+def with_form(snapshot: bytes, form: int) -> bytes:
+    """Return a snapshot as a version with another form writes it."""
     values = msgspec.msgpack.decode(snapshot)
     values[0] = form
-    if without_news:
+    if form == PREVIOUS_FORM:
         del values[-1:]
         for wave in values[5].values():
             for story in wave[1].values():
-                del story[-NEW_STORY_FIELDS:]
+                del story[-ADDED_STORY_FIELDS:]
         for closed in values[8].values():
             del closed[-1:]
     if form > FORM:
@@ -115,7 +115,7 @@ def snapshot_of_an_event() -> bytes:
 
 
 def test_snapshot_of_the_previous_form_is_read() -> None:
-    stored = with_form(snapshot_of_an_event(), PREVIOUS_FORM, without_news=True)
+    stored = with_form(snapshot_of_an_event(), PREVIOUS_FORM)
 
     snapshot = read_snapshot(stored)
 
@@ -234,14 +234,15 @@ def read_days(log: Log, now: datetime) -> None:
 # ---- events that no VM has reported
 
 
-def listing(log: Log, *event_ids: str) -> None:
+def beat_listing(log: Log, *event_ids: str) -> None:
+    """Append a heartbeat that lists these events, even more than an agent would list."""
     now = datetime.fromtimestamp(log.now, UTC)
     log.read(body(replace(heartbeat_of(B, (), "1", now, 300.0), listed=event_ids)))
 
 
 def test_listed_event_is_unknown_until_it_is_reported() -> None:
     log = Log()
-    listing(log, "EVENT-1")
+    beat_listing(log, "EVENT-1")
     state = log.fold.state
     assert state.unknown_events(log.now) == 0
 
@@ -251,15 +252,15 @@ def test_listed_event_is_unknown_until_it_is_reported() -> None:
 
     log.add(A, "announced")
     assert state.unknown_events(log.now) == 0
-    listing(log, "EVENT-1")
+    beat_listing(log, "EVENT-1")
     assert state.unknown == {}
 
 
 def test_unknown_event_is_forgotten_when_no_vm_lists_it() -> None:
     log = Log()
-    listing(log, "EVENT-1")
+    beat_listing(log, "EVENT-1")
     log.wait(60)
-    listing(log, "EVENT-1")
+    beat_listing(log, "EVENT-1")
 
     log.wait(UNKNOWN_SECONDS + 100)
 
@@ -270,7 +271,7 @@ def test_unknown_events_are_bounded() -> None:
     log = Log()
 
     for number in range(3):
-        listing(log, *(f"E{number}-{event}" for event in range(MAX_UNKNOWN // 2)))
+        beat_listing(log, *(f"E{number}-{event}" for event in range(MAX_UNKNOWN // 2)))
 
     assert len(log.fold.state.unknown) == MAX_UNKNOWN
 
@@ -282,7 +283,7 @@ def test_calendar_is_an_error_when_a_listed_event_is_unknown(instance: Instance)
         log = Log()
         log.fold = fold
         log.now = datetime.now(UTC).timestamp() - 300
-        listing(log, "EVENT-1")
+        beat_listing(log, "EVENT-1")
         instance.clock.advance_to(log.now + 300)
 
         trouble = "1 event that VMs list was never reported here"

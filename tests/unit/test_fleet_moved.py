@@ -88,7 +88,7 @@ def test_moved_wave_keeps_the_events_that_are_still_to_come() -> None:
 
 
 def logs_with_heartbeats_of_a_moved_event() -> tuple[Log, Log]:
-    """Return logs of which the new one has only heartbeats, which list the event of the old one."""
+    """Return a log with an event, and a new one whose heartbeats list it without a report."""
     old, new = logs(EACH)
     old.add(A, "announced", not_before=None, notice=3 * LIMIT)
     add_partition(old, new)

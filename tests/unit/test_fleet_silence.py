@@ -257,12 +257,12 @@ def test_no_vm_is_silent_when_the_hub_was_away() -> None:
     assert log.silent == []
 
 
-def test_no_vm_is_expected_in_its_partition_when_the_hub_gets_more() -> None:
+def test_no_vm_is_expected_when_the_hub_gets_another_partition() -> None:
     log = Log()
     log.fold.hub_has(1)
     log.beat(A)
 
-    log.fold.hub_has(2)  # its VMs may send to the other one by now
+    log.fold.hub_has(2)  # the VMs may send to the other one from now on
     log.pass_time(2000)
 
     assert log.kinds == []
