@@ -359,9 +359,9 @@ def test_unreadable_event_is_reported_everywhere(imds: Simulator, tmp_path: Path
         imds.set_document(body(item(EventType=None), incarnation=2))
 
         eventually(lambda: agent.json("/api/v1/events")["unreadable"] == 1)
-        assert b"1 listed events cannot be read" in get(agent.port, "/readyz")[1]
+        assert b"1 listed event cannot be read" in get(agent.port, "/readyz")[1]
         assert b"cannot be read" in get(agent.port, "/")[1]
 
         command = listed_by(agent)
-        assert "1 listed events cannot be read" in command.stdout
+        assert "1 listed event cannot be read" in command.stdout
         assert "Nothing is scheduled" not in command.stdout

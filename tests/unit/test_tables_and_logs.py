@@ -104,7 +104,7 @@ LISTED = {
         ({}, "Nothing is scheduled."),
         (
             {"silence": "old", "unreadable": 1},
-            "1 listed events cannot be read: the agent's log says why.",
+            "1 listed event cannot be read: the agent's log says why.",
         ),
         (
             {"silence": "old", "events": [LISTED]},

@@ -23,6 +23,7 @@ from notbefore.agent.polling import SLOWER, Polling
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.core.record import Vm, json_line
+from notbefore.core.text import counted
 from notbefore.core.tracked import PendingApproval, PendingEvent, PendingView, TrackedEvent
 from notbefore.errors import NotBeforeError
 from notbefore.metrics.families import Family
@@ -145,7 +146,8 @@ class AgentView:
             consequence = "new data does not survive a restart"
             reasons.append(f"the state cannot be written, so {consequence}: {degraded}")
         if snapshot.unreadable:
-            reasons.append(f"{snapshot.unreadable} listed events cannot be read: the log says why")
+            unreadable = counted(snapshot.unreadable, "listed event")
+            reasons.append(f"{unreadable} cannot be read: the log says why")
         hears = not silence or self._is_slow(snapshot)
         return CheckResult(ok=hears and degraded is None, reasons=tuple(reasons))
 

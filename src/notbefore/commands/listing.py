@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 from notbefore.commands.client import AgentClient
 from notbefore.commands.options import due, table_lines
 from notbefore.core.duration import span
-from notbefore.core.text import escaped, some_of
+from notbefore.core.text import counted, escaped, some_of
 from notbefore.wording.phrases import reporters
 
 # the first three fit into 60 columns: `watch` cuts longer lines, and `approve` needs the whole id
@@ -73,9 +73,8 @@ def event_listing(answer: dict[str, Any]) -> Listing:
     events = answer["events"]
     notes: list[str] = []
     if answer["unreadable"]:
-        notes.append(
-            f"{answer['unreadable']} listed events cannot be read: the agent's log says why."
-        )
+        unreadable = counted(answer["unreadable"], "listed event")
+        notes.append(f"{unreadable} cannot be read: the agent's log says why.")
     elif answer["silence"] and events:
         notes.append("Events that were listed when IMDS last answered:")
     elif not answer["silence"] and not events:
