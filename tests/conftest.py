@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.fleet_records import FIRST_REPORTED
 from support.needs import skip_summary
 
 # The time of an example means nothing on a busy machine. The examples are the same in each run, so
@@ -199,6 +200,12 @@ def pytest_xdist_setupnodes() -> None:
     from xdist.workermanage import NodeManager  # noqa: PLC0415 - where there is xdist
 
     NodeManager.EXIT_TIMEOUT = 120
+
+
+@pytest.fixture(autouse=True)
+def _events_are_new() -> None:
+    """Let no event have the NotBefore of one with the same id in an earlier test."""
+    FIRST_REPORTED.clear()
 
 
 @pytest.fixture
