@@ -144,9 +144,9 @@ def test_interruption_by_a_freeze_is_measured(imds: Simulator, tmp_path: Path) -
         time.sleep(3)  # this is the freeze itself
         agent.process.send_signal(signal.SIGCONT)
         wait_for_polls(imds, 2)
-        longest = time.monotonic() - before_freeze
         imds.set_document(body(incarnation=9))
         *_, last = agent.wait_for_changes("announced", "started", "finished")
+        longest = time.monotonic() - before_freeze
 
     assert 2.5 < last["azure.scheduled_event.interruption_seconds"] < longest
 
@@ -174,7 +174,8 @@ def test_idle_agent_writes_nothing_to_the_disk(imds: Simulator, tmp_path: Path) 
 
 def write_sink(config: Path, name: str, hook: HttpPeer) -> None:
     """Write a configuration with one webhook, whose path is its name."""
-    sink = {"webhook": {"url": f"{hook.url}/{name}", "allow_private": True}}
+    url = f"{hook.url}/{name}"
+    sink = {"webhook": {"url": url, "allow_private": True, "timeout": "60s"}}
     config.write_text(yaml.safe_dump({"sinks": {name: sink}}), encoding="utf-8")
 
 
