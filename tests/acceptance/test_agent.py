@@ -114,8 +114,9 @@ def test_sigterm_stops_agent_within_two_seconds(
 ) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         if hanging:
-            imds.fault("freeze", 30)
-            eventually(lambda: re.search(rb"IMDS is [2-9]\.", get(agent.port, "/readyz")[1]))
+            imds.fault("freeze", 30, times=100)
+            two_seconds = rb"IMDS is ([2-9]|\d\d+)\."
+            eventually(lambda: re.search(two_seconds, get(agent.port, "/readyz")[1]))
             poll_delay = agent.metric("notbefore_poll_delay_seconds") or 0
             assert poll_delay < 1, "a poll takes long, but none begins late"
 
@@ -128,6 +129,7 @@ def test_sigterm_stops_agent_within_two_seconds(
 
 def test_agent_that_a_reboot_killed_reports_the_reboot(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as first:
+        before_start = time.monotonic()
         imds.set_document(started("Reboot"))
         first.wait_for_changes("started")
         eventually(lambda: read_records(tmp_path))  # in one transaction with the state
@@ -139,10 +141,12 @@ def test_agent_that_a_reboot_killed_reports_the_reboot(imds: Simulator, tmp_path
 
     with RunningAgent(imds.endpoint, tmp_path) as second:
         (record,) = second.wait_for_changes("finished")
+        longest = time.monotonic() - before_start
+    interruption = record["azure.scheduled_event.interruption_seconds"]
 
     assert record["azure.scheduled_event.outcome"] == "finished"
     assert record["azure.scheduled_event.reason"] == "machine_rebooted"
-    assert 0 < record["azure.scheduled_event.interruption_seconds"] < 60
+    assert 0 < interruption < longest + 1, "the Date of IMDS counts whole seconds"
     assert last_answer.isoformat() < record["time"]
 
 
