@@ -6,21 +6,24 @@ For ``tools/reference.py``.
 import argparse
 import importlib
 import re
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import shtab
 
 from notbefore.commands.main import COMMANDS, DESCRIPTION, VERSION
+from notbefore.config.model import LogLevel
 
 COMPLETE: Final[dict[str, Any]] = {  # what follows an option or an argument, by its metavar
     "CONFIG": shtab.FILE,
     "FILE": shtab.FILE,
     "DIR": shtab.DIRECTORY,
 }
+# likewise, where the configuration checks the word, and not the parser
+WORDS: Final = {"LEVEL": get_args(LogLevel)}
 
 
 class CompletedParser(argparse.ArgumentParser):
-    """Tells ``shtab`` which options and arguments are files. Its subparsers do so too."""
+    """Tells ``shtab`` what follows options and arguments. Its subparsers do so too."""
 
     has_options_only = False  # the arguments of a command with subcommands are left out
 
@@ -34,6 +37,8 @@ class CompletedParser(argparse.ArgumentParser):
         action: Any = super().add_argument(*names, **settings)
         if action.choices is None and action.metavar in COMPLETE:
             action.complete = COMPLETE[action.metavar]
+        if action.choices is None and action.metavar in WORDS:
+            action.choices = WORDS[action.metavar]
         added: argparse.Action = action
         return added
 

@@ -29,7 +29,7 @@ LINES: Final = {  # the keys that a person types, with \t for the tab key -> the
     "notbefore hist\t--js\t": "history --json",
     "notbefore fleet mut\t": "fleet mute",
     "notbefore fleet flee\t": "fleet fleet.yml",
-    "notbefore run --log-l\tdebug flee\t": "run --log-level debug fleet.yml",
+    "notbefore run --log-l\tdeb\tflee\t": "run --log-level debug fleet.yml",
     "notbefore outbox ret\t": "outbox retry",
     "notbefore fleet outb\tli\t--js\t": "fleet outbox list --json",
 }
@@ -39,6 +39,7 @@ FISH: Final = {  # a line -> the word that completes it
     "notbefore fleet mut": "mute",
     "notbefore fleet flee": "fleet.yml",
     "notbefore run --log-l": "--log-level",
+    "notbefore run --log-level deb": "debug",
     "notbefore run flee": "fleet.yml",
     "notbefore outbox ret": "retry",
     "notbefore fleet outbox li": "list",
