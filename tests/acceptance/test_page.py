@@ -134,6 +134,8 @@ def test_page_says_that_not_before_has_passed(visit: Open, imds: Simulator) -> N
     expect(page.locator("#pending tbody tr")).to_have_count(1)
     # without refreshes, which would bring NotBefore back
     page.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('no answer')) }")
+    # then the refresh that was under way has ended
+    expect(page.get_by_role("alert")).to_contain_text("The agent does not answer")
 
     page.evaluate(
         "() => { document.querySelector('[data-until]').dataset.until = Date.now() / 1000 - 5 }"
