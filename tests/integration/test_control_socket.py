@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from notbefore.config.lint import MAX_STATE_DIR
 from notbefore.errors import NotBeforeError
 from notbefore.process import control_socket
 from notbefore.process.control_socket import (
@@ -126,6 +127,24 @@ def test_unencodable_answer_does_not_end_the_control_socket(tmp_path: Path) -> N
         control.stop()
 
     assert reply.words == "done"
+
+
+def test_longest_state_directory_has_a_socket(tmp_path: Path) -> None:
+    room = MAX_STATE_DIR - len(str(tmp_path)) - len("/")
+    directory = tmp_path / ("x" * room)
+    directory.mkdir()
+    control = ControlSocket(directory, Desk(approve_all))
+    control.start()
+    try:
+        eventually(lambda: listens(directory))
+        reply = ask_agent(directory, ControlRequest("a"), ControlReply)
+    finally:
+        control.stop()
+
+    assert reply.done
+    longer = directory.with_name("x" * (room + 1))
+    with _unix_socket() as listener, pytest.raises(OSError, match="path too long"):
+        listener.bind(str(longer / NAME))
 
 
 def test_socket_is_created_again_once_its_deleted_directory_exists(

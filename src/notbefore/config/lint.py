@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,6 +32,8 @@ IN_PLAIN_TEXT: Final = (
     " only root can read, and refer to it: KEY_credential: NAME (for a header {credential: NAME}),"
     " or KEY_file"
 )
+# bytes: with `/control.sock` it is as long as the path of a Unix socket may be on Linux
+MAX_STATE_DIR: Final = 94
 
 
 class Finding(NamedTuple):
@@ -206,9 +209,16 @@ def _unused_by_fleet(places: Places) -> Iterator[Finding]:
 
 
 def _of_state(config: Config, places: Places) -> Iterator[Finding]:
-    """Yield a warning if this user cannot create or write the state directory."""
+    """Yield warnings about a state directory that is too long, or that this user cannot write."""
     if "state.dir" not in places:
         return
+    length = len(os.fsencode(config.state.dir))
+    if length > MAX_STATE_DIR and sys.platform != "win32":
+        text = (
+            f"it has {length} bytes: with more than {MAX_STATE_DIR}, there is no control socket,"
+            " and commands cannot ask the agent, for example `notbefore approve`"
+        )
+        yield Finding("state.dir", text)
     directory = nearest_existing(Path(config.state.dir))
     if directory.is_dir() and not os.access(directory, os.W_OK | os.X_OK):
         text = f"this user cannot write {directory}: the agent's own user has to"

@@ -288,7 +288,7 @@ def _default_state_dir() -> str:
 class State(_Section, frozen=True):
     """The directory of the state."""
 
-    # at most 94 bytes: it has a socket
+    # at most 94 bytes: a longer path leaves no room for the control socket
     dir: StateDir = field(default_factory=_default_state_dir)
 
 
