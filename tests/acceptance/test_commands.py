@@ -1,5 +1,6 @@
 """The commands as a user types them, and their exit codes."""
 
+import importlib
 import os
 import re
 import socket
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -163,6 +165,26 @@ def test_run_names_the_memory_that_its_threads_lack(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "the system refuses more memory or threads (can't start new thread)" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "no memory"),
+        (
+            ImportError("libssl.so.3: failed to map segment from shared object"),
+            "libssl.so.3: failed to map segment from shared object",
+        ),
+    ],
+)
+def test_run_names_the_memory_that_its_modules_lack(
+    error: Exception, reason: str, run_command: RunCommand
+) -> None:
+    with mock.patch.object(importlib, "import_module", side_effect=error):
+        code, _, stderr = run_command("run")
+
+    assert code == 3
+    assert f"the system refuses more memory or threads ({reason})" in stderr
 
 
 def test_history_reads_the_state_of_an_agent_that_has_stopped(

@@ -3,6 +3,7 @@
 import gc
 import socket
 import struct
+import sys
 import threading
 import time
 import tracemalloc
@@ -20,7 +21,7 @@ from notbefore.errors import ConfigError, ImdsError
 from notbefore.imds.answer import MAX_RECEIVED
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm, vm_of
-from support.agent import PATIENCE, eventually, free_port
+from support.agent import PATIENCE, eventually, free_port, run
 from support.azure import FUTURE
 from support.raw_server import Talk, answer, raw, serving
 from support.tracking import SteppedClock, runtime_of
@@ -61,6 +62,21 @@ def test_client_sends_the_metadata_header_and_reads_the_answer() -> None:
     assert b"\r\nMetadata: true\r\n" in request
     assert b"Cookie" not in request
     assert b"Authorization" not in request
+
+
+GET_IN_A_PROCESS = """
+import sys
+from notbefore.imds.client import ImdsClient
+answer = ImdsClient(sys.argv[1]).get("/")
+print(answer.body, "encodings.idna" in sys.modules)
+"""
+
+
+def test_client_connects_without_the_idna_codec() -> None:
+    with serving(answer(body=b"{}")) as (endpoint, _):
+        done = run(sys.executable, "-c", GET_IN_A_PROCESS, endpoint)
+
+    assert done.stdout == "b'{}' False\n"
 
 
 @pytest.mark.parametrize(

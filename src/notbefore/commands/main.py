@@ -126,8 +126,8 @@ def _run(words: Sequence[str]) -> int:
     if any(word in VERSION for word in words):
         sys.stdout.write(f"notbefore {__version__}\n")
         return OK
-    options = parsed(words)
     try:
+        options = parsed(words)
         with _interrupts():
             code: int = _module(options.command).run(options)
         return code
@@ -136,11 +136,12 @@ def _run(words: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ImportError) as error:
         if not _is_short_of_resources(error):
             raise
+        reason = str(error) or "no memory"
         sys.stderr.write(
-            f"notbefore: the system refuses more memory or threads ({error or 'no memory'}). Raise"
+            f"notbefore: the system refuses more memory or threads ({reason}). Raise"
             " the limits: `ulimit -v` and `ulimit -u`, or MemoryMax= and TasksMax= of the unit.\n"
         )
         return CANNOT_START
@@ -170,8 +171,13 @@ def _print_error(error: NotBeforeError) -> None:
 
 
 def _is_short_of_resources(error: Exception) -> bool:
-    """Whether the system refused memory, or a thread, for which Python has no error of its own."""
-    return isinstance(error, MemoryError) or "start new thread" in str(error)
+    """Whether the system refused memory.
+
+    For a thread or a shared library, only the text of Python's error says so.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    return "start new thread" in str(error) or "failed to map segment" in str(error)
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
