@@ -408,7 +408,8 @@ def test_dead_courier_is_replaced_and_its_deliveries_are_due_again(
         serve([couriers], lambda: owner.endings == number)
     serve([couriers], lambda: len(owner.leased) == 5)
 
-    assert "the courier ended unexpectedly (exit code -9): another is started" in caplog.messages
+    ended = "the courier ended unexpectedly (exit code -9) while sending to hook"
+    assert f"{ended}: another is started" in caplog.messages
     assert couriers.figures.starts == starts(due=1, crashed=3)
 
 

@@ -63,7 +63,7 @@ class CourierProcess:
         self.last_busy = now  # monotonic seconds
         self.silent = 0  # seconds since its last frame, while this process ran
         self._last_counted = now  # monotonic seconds: when ``silent`` was last increased
-        self._held: dict[str, bool] = {}  # its deliveries by id: may it be attempted only once?
+        self._held: dict[str, Delivery] = {}  # its deliveries by id
         with suppress(ConnectionError):  # it has ended, and ``received`` raises too
             self.frames.send_frame(frame)
 
@@ -84,15 +84,20 @@ class CourierProcess:
         return list(self._held)
 
     @property
+    def held_sinks(self) -> Sequence[str]:
+        """The sinks of these deliveries."""
+        return sorted({delivery.sink for delivery in self._held.values()})
+
+    @property
     def holds_once(self) -> bool:
         """Whether it has a delivery that may be attempted only once."""
-        return any(self._held.values())
+        return any(delivery.once for delivery in self._held.values())
 
     def give(self, deliveries: Iterable[Delivery], now: float) -> None:
         """Give it deliveries; ``now``: Unix seconds by the clock that the messages go by."""
         batch = Batch(list(deliveries), now)
         for delivery in batch.deliveries:
-            self._held[delivery.delivery_id] = delivery.once
+            self._held[delivery.delivery_id] = delivery
         self.frames.send(batch)
 
     def note(self, results: Iterable[SendResult]) -> None:

@@ -74,6 +74,13 @@ def _template_counts(orders: Orders, counts: Mapping[str, int]) -> dict[str, int
     return zeros | dict(counts)
 
 
+def _sending_to(sinks: Sequence[str]) -> str:
+    """Name the sinks that a courier was sending to. One of them may have ended it."""
+    if not sinks:
+        return ""
+    return f" while sending to {', '.join(sinks)}"
+
+
 def _resolved(sink: SinkConfig, config: Config) -> SinkConfig:
     """Return a sink with what the section ``otlp`` and the standard variables add to it."""
     if sink.otlp_logs is None:
@@ -247,7 +254,11 @@ class Supervisor:
         if self._courier is None:
             self._reason = reason
         if reason == "crashed":
-            log.warning("the courier ended unexpectedly (exit code %d): another is started", code)
+            log.warning(
+                "the courier ended unexpectedly (exit code %d)%s: another is started",
+                code,
+                _sending_to(courier.held_sinks),
+            )
             self._pause()
 
     def _talk(self, courier: CourierProcess) -> None:
