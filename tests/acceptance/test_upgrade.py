@@ -1,12 +1,13 @@
 """A running agent ends for a newer version that works, and not for one that does not."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from notbefore.simulator.server import Simulator
-from support.agent import PATIENCE, RunningAgent, eventually, get
+from support.agent import PATIENCE, RunningAgent, eventually, get, run
 from support.azure import ME, listed
 from support.installed import NEWER, environment, install, wheel
 from support.peers import HttpPeer
@@ -63,6 +64,29 @@ def test_agent_continues_when_a_newer_version_refuses_its_config(
 
             install(tmp_path / "opt", older)
             eventually(lambda: arrived(hook) == ["E1"])
+
+
+COMMAND_THAT_DISAPPEARS = f"""#!{sys.executable}
+import sys
+from pathlib import Path
+from notbefore.courier.upgrade import UpgradeCheck
+
+Path(sys.argv[0]).unlink()
+try:
+    UpgradeCheck(["--help"]).end()
+except FileNotFoundError as error:
+    print("missing:", error.filename)
+"""
+
+
+def test_check_fails_while_the_command_is_missing(tmp_path: Path) -> None:
+    command = tmp_path / "notbefore"
+    command.write_text(COMMAND_THAT_DISAPPEARS)
+    command.chmod(0o755)
+
+    done = run(command)
+
+    assert done.stdout == f"missing: {command}\n"
 
 
 @pytest.mark.long

@@ -18,6 +18,18 @@ MAX_PROBLEM: Final = 500  # characters of its output
 OUTPUT_BYTES: Final = 64 * 1024  # bytes of its output that are read
 
 
+def _command() -> list[str]:
+    """Return the command by which this process was started, without its arguments."""
+    script = Path(sys.argv[0])
+    if script.suffix != ".py" and os.access(script, os.X_OK):
+        return [str(script)]
+    return [sys.executable, "-P", "-m", "notbefore"]
+
+
+# found at the start of the process: pip writes the script last, so it may be missing later
+_COMMAND: Final = _command()
+
+
 def package_on_disk() -> tuple[int, ...]:
     """Return values that differ when another package is installed; none if there is no package.
 
@@ -46,7 +58,7 @@ class UpgradeCheck:
         self._timed_out = False
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the command that started this process
-                [*installed_command(), "check-config", *arguments],
+                [*_COMMAND, "check-config", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._output,
@@ -91,11 +103,3 @@ class UpgradeCheck:
             if line.strip():
                 return line
         return ""
-
-
-def installed_command() -> list[str]:
-    """Return the command by which this process was started, without its arguments."""
-    script = Path(sys.argv[0])
-    if script.suffix != ".py" and os.access(script, os.X_OK):
-        return [str(script)]
-    return [sys.executable, "-P", "-m", "notbefore"]
