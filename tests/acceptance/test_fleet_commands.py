@@ -122,6 +122,7 @@ def test_dead_letters_of_a_fleet_are_sent_again(hub: Hub, hook: HttpPeer, tmp_pa
         send(hub, [report(WEB, "announced", resources=[WEB.name])])
         eventually(lambda: fleet.metric(dead) == 1)
         table = outbox(fleet, "list")
+        delivery_id = table.splitlines()[1].split()[0]
         hook.default = Answer(200)
 
         retried = outbox(fleet, "retry", "--all")
@@ -132,6 +133,7 @@ def test_dead_letters_of_a_fleet_are_sent_again(hub: Hub, hook: HttpPeer, tmp_pa
         eventually(lambda: fleet.count("delivered") == 1)
         assert fleet.metric(dead) == 0
         assert [request.status for request in hook.requests] == [400, 200]
+        assert f"`notbefore fleet outbox retry {delivery_id}`" in fleet.log
         assert fleet.stop() == 0
 
     with RunningFleet(config, tmp_path / "state") as successor:

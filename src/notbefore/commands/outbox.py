@@ -150,7 +150,7 @@ def check(options: argparse.Namespace) -> None:
     if action not in READING and bool(options.ids) == options.all:
         raise ConfigError(f"outbox {action}: expected ids (see `outbox list`), or --all")
     if not all(options.ids):
-        raise NotBeforeError("An id is empty. `notbefore outbox list` shows the ids.")
+        raise NotBeforeError("An id is empty. `outbox list` shows the ids.")
 
 
 def _value(options: argparse.Namespace, option: str) -> str | None:

@@ -63,9 +63,10 @@ class Results:
         cause = shortened(redacted, MAX_ERROR)
         if error.permanent and delivery.state != "repeating":
             level = logging.ERROR
-            short_id = delivery.delivery_id[:SHORT_ID]
-            todo = f"correct the cause, then, on an agent, `notbefore outbox retry {short_id}`"
-            text = f"refused {_description(delivery)} for good ({cause}): {todo}"
+            command = f"outbox retry {delivery.delivery_id[:SHORT_ID]}"
+            todo = f"`notbefore {command}`, or in a fleet `notbefore fleet {command}`"
+            refusal = f"refused {_description(delivery)} for good ({cause})"
+            text = f"{refusal}: correct the cause, then run {todo}"
         else:
             level = logging.WARNING
             text = f"did not accept {_description(delivery)} ({cause}): it will be tried again"

@@ -166,7 +166,7 @@ def _by_prefixes(rows: Sequence[Delivery], prefixes: Sequence[str]) -> list[Deli
             problem = "No delivery id starts"
             if matching:
                 problem = "Several delivery ids start"
-            advice = "`notbefore outbox list` shows the ids."
+            advice = "`outbox list` shows the ids."
             raise NotBeforeError(f"{problem} with {prefix!r}. {advice}")
         (row,) = matching
         chosen[row.delivery_id] = row
