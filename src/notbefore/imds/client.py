@@ -4,6 +4,9 @@ The request is the same few lines each second, written as text. Each exchange ha
 all of it, however slowly the answer arrives.
 """
 
+# `socket` imports this codec at the first request. An import that fails there for lack of memory
+# would fail at all later requests too, so it comes at the start, which names the lack.
+import encodings.idna  # noqa: F401
 import re
 import socket
 import time
@@ -43,10 +46,7 @@ class ImdsClient:
     def __init__(self, endpoint: str) -> None:
         check_endpoint(endpoint)
         url = urlsplit(endpoint)
-        # as bytes: for a str, Python imports the IDNA codec, 0.6 MiB, at the first request; an
-        # import that fails once for lack of memory would fail at all later requests too
-        host = (url.hostname or "").encode("ascii")
-        self._address = (host, url.port or HTTP_PORT)
+        self._address = (url.hostname or "", url.port or HTTP_PORT)
         self._prefix = url.path.rstrip("/")
         self._headers = f"Host: {url.netloc}\r\nMetadata: true\r\nAccept: application/json\r\n"
         self._socket: socket.socket | None = None
@@ -132,8 +132,7 @@ class ImdsClient:
     def _connected(self, deadline: float) -> socket.socket:
         if self._socket is None and not self._aborted:
             timeout = min(CONNECT_TIMEOUT, _remaining(deadline))
-            # its types lack bytes, which `getaddrinfo` takes
-            self._socket = socket.create_connection(self._address, timeout)  # type: ignore[arg-type]
+            self._socket = socket.create_connection(self._address, timeout)
         # `abort` may have found no connection to shut down
         if self._socket is None or self._aborted:
             raise ImdsError("reset", "the agent is stopping")
