@@ -149,6 +149,25 @@ def test_history_fails_when_the_agent_cannot_read_its_file(
     assert "changes are missing here: the agent cannot read its state file now" in error
 
 
+def test_history_leaves_a_locked_state_file_as_it_is(
+    imds: Simulator, tmp_path: Path, run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imds.set_document(body(item()))
+    with RunningAgent(imds.endpoint, tmp_path):
+        eventually(lambda: read_records(tmp_path))
+    monkeypatch.setattr("notbefore.store.file.OPENING_SECONDS", 0.1)
+
+    with sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None, timeout=60) as file:
+        file.execute("BEGIN EXCLUSIVE")
+        code, out, error = run_command("history", "--json", "--state-dir", str(tmp_path))
+
+    assert code == 3
+    assert out == ""
+    assert "cannot be opened (database is locked)" in error
+    assert "set aside" not in error
+    assert len(read_records(tmp_path)) == 1
+
+
 # the stack of a thread needs all memory of the process
 WITHOUT_MEMORY = """
 import resource, sys, threading

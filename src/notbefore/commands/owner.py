@@ -30,9 +30,7 @@ def ask_owner(directory: Path, request: Request, reply: type[R]) -> R:
             " another directory"
         )
     _become_owner(path)
-    with closing(Store(directory, Clock())) as store:
-        if store.disk.degraded is not None:
-            raise StoreError(f"{store.path} cannot be opened ({store.disk.degraded})")
+    with closing(Store(directory, Clock(), must_read=True)) as store:
         reply_of_store = answer(store, request)
         has_changed = isinstance(reply_of_store, OutboxReply) and reply_of_store.done > 0
         if has_changed and not store.disk.wait_written(WRITE_PATIENCE):

@@ -99,15 +99,21 @@ class DiskThread:
 
     # ---- for the owner of the memory
 
-    def load(self) -> Content:
+    def load(self, *, must_read: bool = False) -> Content:
         """Return the content of the file; empty if the file cannot be read.
 
-        An unreadable file is set aside before anything is written. Raises ``StoreError``.
+        An unreadable file is set aside before anything is written. With ``must_read``, it stays as
+        it is: raises ``StoreError``.
         """
 
         def read() -> Content:
             self.lock.hold()
-            return self.file.load()
+            try:
+                return self.file.load()
+            except (sqlite3.Error, OSError) as error:
+                if must_read:
+                    raise self._cannot_open(error) from None
+                raise
 
         try:
             content = self.do(read, START_PATIENCE)
@@ -115,10 +121,16 @@ class DiskThread:
             self.close()
             raise
         except (sqlite3.Error, OSError) as error:
+            if must_read:  # the disk hangs
+                self.close()
+                raise self._cannot_open(error) from None
             self._note_failure(error)
             return Content()
         self._is_unread = False
         return content
+
+    def _cannot_open(self, error: Exception) -> StoreError:
+        return StoreError(f"{self.file.path} cannot be opened ({error})")
 
     def request_write(self) -> None:
         """Write memory soon, because it has changed. The caller holds the lock of the memory."""

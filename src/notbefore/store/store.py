@@ -52,11 +52,17 @@ class Store(StoredOutbox):
     ``to_deliver`` is also called with the lock held.
 
     Raises ``StoreError`` if the directory cannot be used (``OwnerLock.hold``), or if a newer
-    version wrote the file. After any other failure it works from memory. Its methods do not raise.
+    version wrote the file. After any other failure it works from memory; with ``must_read``, such a
+    failure raises ``StoreError`` too, and the file stays as it is. Its methods do not raise.
     """
 
     def __init__(
-        self, directory: Path, clock: StoreClock, to_deliver: Callable[[], None] = _notify_no_one
+        self,
+        directory: Path,
+        clock: StoreClock,
+        to_deliver: Callable[[], None] = _notify_no_one,
+        *,
+        must_read: bool = False,
     ) -> None:
         super().__init__(Outbox(random.random), clock, to_deliver)
         self.path = directory / FILE_NAME
@@ -64,7 +70,7 @@ class Store(StoredOutbox):
         self._unwritten_changes: list[StoredChange] = []  # not in the file's history yet
         self._epoch: float | None = None  # the boot, in Unix seconds by IMDS's clock, if known
         self.disk = DiskThread(directory, self, self._memory_lock)
-        self._restore(self.disk.load())
+        self._restore(self.disk.load(must_read=must_read))
 
     def _restore(self, content: Content) -> None:
         """Begin with the content of the file."""
