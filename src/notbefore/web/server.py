@@ -256,8 +256,7 @@ def _bind(listen: str) -> socket.socket:
     try:
         if not host and socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        # as bytes: for a str, Python imports the IDNA codec, 0.6 MiB
-        name = (host or "0.0.0.0").encode()  # noqa: S104 - asked for
+        name = host or "0.0.0.0"  # noqa: S104 - asked for
         family, *_, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family)
     except (OSError, UnicodeError) as error:
