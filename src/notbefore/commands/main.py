@@ -171,9 +171,9 @@ def _print_error(error: NotBeforeError) -> None:
 
 
 def _is_short_of_resources(error: Exception) -> bool:
-    """Whether the system refused memory.
+    """Whether the system refused memory or a thread.
 
-    For a thread or a shared library, only the text of Python's error says so.
+    If it was for a thread or a shared library, only the text of Python's error says so.
     """
     if isinstance(error, MemoryError):
         return True

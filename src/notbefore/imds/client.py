@@ -4,9 +4,9 @@ The request is the same few lines each second, written as text. Each exchange ha
 all of it, however slowly the answer arrives.
 """
 
-# `socket` imports this codec at the first request. An import that fails there for lack of memory
-# would fail at all later requests too, so it comes at the start, which names the lack.
-import encodings.idna  # noqa: F401
+# `socket` imports this codec at the first request, and again at none: if memory were short at that
+# moment, all later requests would fail. Imported here, it fails at the start, with a clear error.
+import encodings.idna  # noqa: F401 - `socket` uses it
 import re
 import socket
 import time
